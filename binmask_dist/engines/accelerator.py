@@ -1,0 +1,168 @@
+"""`make_accelerator`: the Accelerator that was asked for, on any host, or an error.
+
+On a host without a GPU Accelerate falls back without a word: to one process, to two that do not talk, or from ZeRO and
+FSDP2 to DDP. The order of the calls below avoids that, and what runs is compared with what was asked for at the end.
+So every engine can be rehearsed for real on two CPU cores.
+"""
+
+import os
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType, PartialState
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+from binmask_dist.method.optimizer import BinMask
+
+ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+class BinMaskAccelerator(Accelerator):
+    """An Accelerator whose `prepare` makes sure that the masks are still in charge afterwards."""
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            _check_deepspeed_config(self.state.deepspeed_plugin.deepspeed_config)
+        prepared = super().prepare(*args, **kwargs)
+        results = prepared if isinstance(prepared, tuple | list) else (prepared,)
+        for given, result in zip(args, results, strict=True):
+            if isinstance(given, BinMask):
+                check_in_charge(given, result)
+        return prepared
+
+
+def make_accelerator(engine: str = "auto", *, mixed_precision: str = "no", **kwargs: Any) -> Accelerator:
+    """An Accelerator for one of ENGINES; "auto" is what `accelerate launch` was configured for.
+
+    Further arguments go to `accelerate.Accelerator`, `deepspeed_plugin` and `fsdp_plugin` among them. Raises if the
+    engine, its ZeRO stage or the number of processes is not what was asked for.
+    """
+    asked = engine_from_environment() if engine == "auto" else engine
+    if asked not in ENGINES:
+        raise ValueError(f"engine must be auto or one of {', '.join(ENGINES)}, not {engine!r}")
+    on_cpu = not torch.accelerator.is_available() or _flag("ACCELERATE_USE_CPU")
+    stage = int(asked[-1]) if asked.startswith("zero") else None
+    if stage is not None:
+        kwargs.setdefault("deepspeed_plugin", _deepspeed_plugin(stage, mixed_precision, kwargs))
+        _check_deepspeed_config(kwargs["deepspeed_plugin"].deepspeed_config)
+    if asked == "fsdp2":
+        kwargs.setdefault("fsdp_plugin", _fsdp_plugin())
+    environment = {"ACCELERATE_USE_DEEPSPEED": str(stage is not None).lower()}
+    environment["ACCELERATE_USE_FSDP"] = str(asked == "fsdp2").lower()
+    if on_cpu and asked in ("fsdp2", "zero1", "zero2", "zero3"):
+        environment["ACCELERATE_USE_CPU"] = "false"  # it would switch the engine off; the state below is on the CPU
+        environment["DS_ACCELERATOR"] = "cpu"
+    with _set(environment):
+        if on_cpu:
+            state = PartialState(cpu=True)
+            if asked == "fsdp2" and state.num_processes > 1:
+                state.distributed_type = DistributedType.MULTI_GPU  # the only kind that Accelerate shards for
+        accelerator = BinMaskAccelerator(
+            cpu=on_cpu and asked in ("single", "ddp"), mixed_precision=mixed_precision, **kwargs
+        )
+    _check_what_runs(accelerator, asked)
+    return accelerator
+
+
+def engine_from_environment() -> str:
+    """What `accelerate launch` asks of this process, from the variables that it sets."""
+    if _flag("ACCELERATE_USE_DEEPSPEED"):
+        return "zero" + os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if _flag("ACCELERATE_USE_FSDP"):
+        version = os.environ.get("FSDP_VERSION", "1")
+        if version != "2":
+            raise ValueError("FSDP1 flattens parameters over layers; set fsdp_version: 2 in the Accelerate config")
+        return "fsdp2"
+    return "ddp" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "single"
+
+
+def check_in_charge(binmask: BinMask, prepared: Any) -> None:
+    """Raise unless the optimizer that an engine wrapped or made is, at its core, this one."""
+    while prepared is not binmask:
+        inner = getattr(prepared, "optimizer", None)
+        if inner is None:
+            raise RuntimeError(
+                f"the engine replaced BinMask by {type(prepared).__name__}; with optimizer offload set "
+                "zero_force_ds_cpu_optimizer to false in the DeepSpeed config"
+            )
+        prepared = inner
+
+
+def _check_deepspeed_config(config: dict[str, Any]) -> None:
+    elastic = config.get("zero_optimization", {}).get("elastic_checkpoint", False)
+    if elastic or config.get("checkpoint", {}).get("load_universal", False):
+        kind = "elastic_checkpoint" if elastic else "load_universal"
+        raise ValueError(
+            f"DeepSpeed's {kind} keeps only Adam's moments and would lose the masks; switch it off and use "
+            "binmask_dist.save_checkpoint to change the engine or the number of processes"
+        )
+
+
+def _deepspeed_plugin(stage: int, mixed_precision: str, kwargs: dict[str, Any]) -> DeepSpeedPlugin:
+    if _flag("ACCELERATE_USE_DEEPSPEED"):
+        plugin = DeepSpeedPlugin()  # from the launcher's variables
+    else:
+        config = {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": kwargs.get("gradient_accumulation_steps", 1),
+            "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
+        }
+        plugin = DeepSpeedPlugin(hf_ds_config=config)
+    config = plugin.deepspeed_config
+    config["zero_allow_untested_optimizer"] = True
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    if mixed_precision == "bf16":
+        # without it, ZeRO-1 and 2 hand NaN gradients over in bf16
+        config.setdefault("bf16", {"enabled": True}).setdefault("check_grad_overflow", True)
+    return plugin
+
+
+def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
+    if _flag("ACCELERATE_USE_FSDP"):
+        return FullyShardedDataParallelPlugin()  # from the launcher's variables
+    return FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
+
+
+def _check_what_runs(accelerator: Accelerator, asked: str) -> None:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != world:
+        raise RuntimeError(
+            f"{world} processes were started but this one runs alone ({accelerator.distributed_type}); "
+            "make the Accelerator with binmask_dist.make_accelerator before anything else touches accelerate"
+        )
+    runs = _running_engine(accelerator)
+    if runs != asked:
+        hint = (
+            "start it with accelerate launch --config_file configs/accelerate/cpu2.yaml"
+            if world == 1
+            else "make the Accelerator before anything else touches accelerate"
+        )
+        raise RuntimeError(f"asked for {asked}, but {runs} runs on {world} process(es); {hint}")
+
+
+def _running_engine(accelerator: Accelerator) -> str:
+    kind = accelerator.distributed_type
+    if kind == DistributedType.DEEPSPEED:
+        return f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
+    if kind == DistributedType.FSDP:
+        return f"fsdp{accelerator.state.fsdp_plugin.fsdp_version}"
+    return "single" if accelerator.num_processes == 1 else "ddp"
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("true", "1")
+
+
+@contextmanager
+def _set(environment: dict[str, str]):
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,144 @@
+"""Algorithm 1 of "Effective Neural Network L0 Regularization With BinMask", as functions of tensors.
+
+One step, for a weight W with mask b = q(latent), q(x) = 1 if x >= 0 else 0, and the gradient g that
+backpropagation gives for the product W * b:
+
+    g_W     = g * b                                        dL/dW
+    g_b     = g * W + lam * b                              dL/db plus the penalty; the identity
+                                                           straight-through estimator: dL/dlatent = dL/db
+    W       = U(W, g_W)                                    the user's optimizer
+    latent  = clip(Adam(latent, g_b, rate), -alpha1, alpha1)
+    product = W * q(latent)                                what the next forward pass sees
+
+`learn_` is everything before U, `product_` everything after it. Both only do element-wise maths, so they may
+be handed a flat, padded or sharded piece of a weight. fp32 inside, the tensors' own dtype outside. Scalars
+arrive as one tensor, because a Python float in compiled code would be a new graph for every value.
+
+The same functions run compiled (see `kernels.py`) and eagerly, and round alike in both.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def warmup_epochs(warmup: float, epochs: int) -> int:
+    """E_b' of Algorithm 1: how many epochs the masks wait before they learn."""
+    return round(warmup * epochs)
+
+
+def mask_rate(epoch: int, *, epochs: int, waiting: int, initial: float, final: float) -> float:
+    """Learning rate of the latents in an epoch at or after the `waiting` epochs of warm-up.
+
+    The paper prints eta_0 + (eta_1 - eta_0) / 2 * (cos(...) + 1), which would start at the final rate eta_1 and end
+    at the initial rate eta_0. The names, and the text around it, say the opposite: the two are swapped here.
+    """
+    last = epochs - waiting - 1
+    if last <= 0:  # one epoch of learning: the paper's fraction is 0 / 0
+        return initial
+    progress = min((epoch - waiting) / last, 1.0)
+    return final + (initial - final) / 2 * (math.cos(progress * math.pi) + 1)
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The scalars of one step, in the order in which `learn_` unpacks them."""
+
+    lam: float
+    beta1: float
+    one_minus_beta1: float
+    beta2: float
+    one_minus_beta2: float
+    step_size: float
+    second_moment_scale: float
+    eps: float
+    alpha1: float
+    clip: float
+
+    @classmethod
+    def at(cls, step: int, *, lam, rate, betas, eps, alpha1, clip=1.0) -> "Scalars":
+        """For Adam's step number `step`, counted from 1: the bias corrections are scalars too."""
+        beta1, beta2 = betas
+        return cls(
+            lam=lam,
+            beta1=beta1,
+            one_minus_beta1=1 - beta1,
+            beta2=beta2,
+            one_minus_beta2=1 - beta2,
+            step_size=rate / (1 - beta1**step),
+            second_moment_scale=math.sqrt(1 - beta2**step),
+            eps=eps,
+            alpha1=alpha1,
+            clip=clip,
+        )
+
+    def tensor(self, device: torch.device) -> Tensor:
+        return torch.tensor(list(vars(self).values()), dtype=torch.float32, device=device)
+
+
+def latent_gradient(grad: Tensor, weight: Tensor, keep: Tensor, lam: Tensor | float) -> Tensor:
+    """g_b = g * W + lam * b."""
+    return grad * weight + torch.where(keep, lam, 0.0)
+
+
+def learn_(
+    grad: Tensor,  # any dtype: g; becomes clip * g_W
+    weight: Tensor,  # any dtype: W before its update
+    latent: Tensor,  # fp32
+    exp_avg: Tensor,  # fp32: Adam's first moment of the latent
+    exp_avg_sq: Tensor,  # fp32: Adam's second moment; its sign bit is set where the mask flips in this step
+    scalars: Tensor,  # fp32, shape (10,): see Scalars
+) -> None:
+    """Update the latents in place and leave g_W in `grad`, for U.
+
+    A second moment is never negative, so its sign bit is free to tell `product_` which masks flipped: counting
+    here, where the latent is overwritten, would cost a pass of its own.
+    """
+    lam, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, scale, eps, alpha1, clip = scalars.unbind()
+    g = grad.float()
+    keep = latent >= 0
+    grad_b = latent_gradient(g, weight.float(), keep, lam)
+    m = exp_avg * beta1 + grad_b * one_minus_beta1
+    v = exp_avg_sq.abs() * beta2 + grad_b * grad_b * one_minus_beta2
+    moved = latent - (m * step_size) / (_sqrt(v) / scale + eps)
+    flipped = (moved >= 0) != keep
+    exp_avg.copy_(m)
+    exp_avg_sq.copy_(torch.where(flipped, -v, v))
+    latent.copy_(torch.minimum(torch.maximum(moved, -alpha1), alpha1))
+    grad.copy_(torch.where(keep, g * clip, 0.0))
+
+
+def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
+    """Leave g_W in `grad` while the masks are fixed."""
+    clip = scalars[-1]
+    grad.copy_(torch.where(latent >= 0, grad.float() * clip, 0.0))
+
+
+def product_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) -> Tensor:
+    """param = W * b. Returns how many masks the preceding `learn_` flipped: (on to off, off to on)."""
+    keep = latent >= 0
+    flipped = exp_avg_sq.view(torch.int32) < 0  # the sign bit, which `< 0` would not see on a zero
+    param.copy_(torch.where(keep, weight, 0.0))
+    on_to_off = (flipped & ~keep).sum(dtype=torch.int32)
+    off_to_on = (flipped & keep).sum(dtype=torch.int32)
+    return torch.stack((on_to_off, off_to_on))
+
+
+def mask_product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
+    """param = W * b while the masks are fixed."""
+    param.copy_(torch.where(latent >= 0, weight, 0.0))
+
+
+def masked_square_sum(grad: Tensor, latent: Tensor) -> Tensor:
+    """Sum of squares of g_W, for gradient clipping: masked entries do not count."""
+    return torch.where(latent >= 0, grad.float(), 0.0).square().sum()
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    # Eager CPU code calls MKL's single-precision root, which is off by one bit for a fifth of all inputs;
+    # compiled code calls the processor's. Going through fp64 makes both round alike.
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return x.sqrt()
+    return x.double().sqrt().float()

@@ -1,0 +1,62 @@
+"""The norm of what U is given: for gradient clipping, and to find gradients that are not finite."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from binmask_dist.method import algorithm, kernels
+from binmask_dist.method.layout import local_part, shard_groups
+
+
+def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool) -> float:
+    """Norm of all gradients over all ranks; not finite if one of them is not.
+
+    `of_masked`: of g_W, which masked entries do not count in, instead of g.
+    """
+    by_shards: dict[tuple[Any, ...], list[Tensor]] = {}
+    for group in param_groups:
+        for param in group["params"]:
+            if param.grad is None or local_part(param.grad).numel() == 0:
+                continue
+            grad = local_part(param.grad)
+            latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
+            if latent is None:
+                squares = _square_sum(grad)
+            else:
+                squares = kernels.run(algorithm.masked_square_sum, (grad, local_part(latent)), None, group["compile"])
+            by_shards.setdefault(shard_groups(param), []).append(squares)
+    return _sum_over_shards(param_groups, by_shards) ** 0.5
+
+
+def _square_sum(grad: Tensor) -> Tensor:
+    if grad.dtype == torch.float32 and grad.device.type == "cpu" and grad.is_contiguous():
+        flat = grad.view(-1)
+        return torch.dot(flat, flat)  # the one reduction that reads at the speed of memory there
+    return torch.linalg.vector_norm(grad, dtype=torch.float32).square()
+
+
+def _sum_over_shards(param_groups: list[dict[str, Any]], by_shards: dict[tuple[Any, ...], list[Tensor]]) -> float:
+    total = 0.0
+    # Every rank takes part in every sum, also one whose shards are all empty: in the order of the groups,
+    # which all ranks share.
+    shardings = dict.fromkeys(
+        shard_groups(param) for group in param_groups for param in group["params"] if param.grad is not None
+    )
+    for groups in shardings:
+        squares = by_shards.get(groups)
+        part = torch.stack(squares).sum() if squares else torch.zeros((), device=_device(param_groups))
+        for process_group in groups:
+            dist.all_reduce(part, group=process_group)
+        total += part.item()
+    return total
+
+
+def _device(param_groups: list[dict[str, Any]]) -> torch.device:
+    return next(local_part(param).device for group in param_groups for param in group["params"])
+
+
+def scale(grads: list[Tensor], clip: float) -> None:
+    if clip != 1.0 and grads:
+        torch._foreach_mul_(grads, clip)

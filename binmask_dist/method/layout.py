@@ -1,0 +1,181 @@
+"""Where a parameter's elements lie: whole on every rank, in a DTensor (FSDP2), or in ZeRO's flat partitions.
+
+The optimizer's step does not care: it is element-wise. Counting, gathering and checkpoints do. A `Placement` answers
+for one parameter: which of the optimizer's tensors (the `holder`) has its elements here, which part of that is real
+and not padding, and how the ranks' parts become one tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A parameter that lies whole on every rank (one process, DDP)."""
+
+    name: str
+    holder: Tensor | None  # the optimizer's tensor, key of its state; None: no element lies on this rank
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.holder.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where collective calls about this parameter take place; an offloaded holder may lie elsewhere."""
+        return self.holder.device
+
+    @property
+    def process_groups(self) -> tuple[Any, ...]:
+        """The process groups whose ranks each have a different part of the elements."""
+        return ()
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """The part of `tensor`, which is laid out like the holder, that belongs to this parameter."""
+        return tensor
+
+    def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The whole tensor on every rank, from what `local` returned on each (None: nothing here)."""
+        return local
+
+    def cut(self, full: Tensor) -> Tensor:
+        """This rank's part of a whole tensor: the inverse of `gather`."""
+        return full
+
+
+@dataclass(frozen=True)
+class Sharded(Placement):
+    """A DTensor of FSDP2."""
+
+    @property
+    def process_groups(self) -> tuple[Any, ...]:
+        return shard_groups(self.holder)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local()
+
+    def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
+        # shape and stride are given because they cannot be told from uneven shards
+        shape, stride = self.holder.shape, self.holder.stride()
+        whole = DTensor.from_local(
+            local, self.holder.device_mesh, self.holder.placements, run_check=False, shape=shape, stride=stride
+        )
+        return whole.full_tensor()
+
+    def cut(self, full: Tensor) -> Tensor:
+        mesh, placements = self.holder.device_mesh, self.holder.placements
+        return distribute_tensor(full, mesh, placements, src_data_rank=None).to_local()
+
+
+@dataclass(frozen=True)
+class Fragment(Placement):
+    """A run of elements inside a flat partition of DeepSpeed ZeRO."""
+
+    param: nn.Parameter  # the model's own parameter
+    start: int  # in the holder
+    offset: int  # in the flattened parameter
+    length: int
+    group: Any
+
+    @property
+    def shape(self) -> torch.Size:
+        return getattr(self.param, "ds_shape", self.param.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.param.device
+
+    @property
+    def process_groups(self) -> tuple[Any, ...]:
+        return (self.group,)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(0, self.start, self.length)
+
+    def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
+        full = torch.zeros(self.shape, dtype=dtype, device=self.param.device).view(-1)
+        if local is not None:
+            full.narrow(0, self.offset, self.length).copy_(local)
+        # Every element is set on one rank only, so adding bit patterns moves them unchanged; adding
+        # floats would turn -0.0 into 0.0.
+        dist.all_reduce(full.view(torch.int32) if dtype.itemsize == 4 else full, group=self.group)
+        return full.view(self.shape)
+
+    def cut(self, full: Tensor) -> Tensor:
+        return full.reshape(-1).narrow(0, self.offset, self.length)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """A DTensor's elements on this rank; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_groups(tensor: Tensor) -> tuple[Any, ...]:
+    """The process groups over which a DTensor is cut up; none for any other tensor."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    mesh = tensor.device_mesh
+    return tuple(mesh.get_group(i) for i, place in enumerate(tensor.placements) if place.is_shard())
+
+
+def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
+    """Give `local`, which differs between ranks where `tensor` is sharded, that sharding: DCP then saves each."""
+    if not isinstance(tensor, DTensor):
+        return local
+    places = [Shard(0) if place.is_shard() else place for place in tensor.placements]
+    return DTensor.from_local(local, tensor.device_mesh, places, run_check=False)
+
+
+def placements(param_groups: Sequence[dict], model: nn.Module | None) -> dict[str, Placement]:
+    """Placement of every named parameter of the optimizer, in the order of its groups."""
+    zero = runs_under_zero(model)
+    found: dict[str, Placement] = {}
+    for group in param_groups:
+        names = group["param_names"]
+        if zero:
+            found.update((name, _fragment(name, model.get_parameter(name), group)) for name in names)
+            continue
+        for name, param in zip(names, group["params"], strict=True):
+            found[name] = Sharded(name, param) if isinstance(param, DTensor) else Placement(name, param)
+    return found
+
+
+def runs_under_zero(model: nn.Module | None) -> bool:
+    """Whether DeepSpeed ZeRO has taken over the model's parameters."""
+    params = model.parameters() if model is not None else ()
+    return any(hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer") for param in params)
+
+
+def _fragment(name: str, param: nn.Parameter, group: dict) -> Fragment:
+    if hasattr(param, "_z3_optimizer"):  # ZeRO-3: rank r has elements [r * n, (r + 1) * n), padded at the end
+        zero = param._z3_optimizer
+        index, start, size = zero.grad_position[zero.get_param_id(param)]
+        offset = min(dist.get_rank(zero.dp_process_group) * size, param.ds_numel)
+        length = min(size, param.ds_numel - offset)
+        holder = zero.fp32_partitioned_groups_flat[index]
+        return Fragment(name, holder, param, start, offset, length, zero.dp_process_group)
+    mapping = param._hp_mapping
+    if mapping is None:  # all of it lies on other ranks
+        return Fragment(name, None, param, 0, 0, 0, param._dp_group)
+    here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
+    return Fragment(name, group["params"][0], param, here.start, there.start, here.numel, param._dp_group)
+
+
+def sum_over_ranks(values: dict[str, Tensor], where: dict[str, Placement]) -> dict[str, Tensor]:
+    """Add up small per-parameter results over the ranks that share a parameter: one all-reduce for each sharing."""
+    by_groups: dict[tuple[Any, ...], list[str]] = {}
+    for name in values:
+        by_groups.setdefault(where[name].process_groups, []).append(name)
+    total: dict[str, Tensor] = {}
+    for groups, names in by_groups.items():
+        stacked = torch.stack([values[name] for name in names])
+        for group in groups:
+            dist.all_reduce(stacked, group=group)
+        total.update(zip(names, stacked.unbind(), strict=True))
+    return total

@@ -1,0 +1,142 @@
+"""`patch`: from a model and its optimizer to a `BinMask`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from binmask_dist.method import kernels
+from binmask_dist.method.optimizer import BinMask
+from binmask_dist.method.targets import Plan, make_plan
+
+WORTH_COMPILING = 2**20  # masked weights; with fewer, compiling takes longer than it can save
+
+
+def patch(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    lam: float,
+    epochs: int,
+    targets: str | Sequence[str] = "auto",
+    exclude: str | Sequence[str] = (),
+    alpha0: float = 0.3,
+    alpha1: float = 1.0,
+    mask_lr: float = 1e-3,
+    mask_lr_final: float = 1e-5,
+    warmup: float = 0.1,
+    mask_betas: tuple[float, float] = (0.9, 0.999),
+    mask_eps: float = 1e-8,
+    max_grad_norm: float | None = None,
+    from_zeros: bool = False,
+    compile: bool | None = None,
+) -> BinMask:
+    """Train `model` with BinMask: give the result to `accelerator.prepare` in place of `optimizer`.
+
+    Masked weights get groups of their own, which carry the masks' hyper-parameters. Call before `prepare`, and make
+    learning-rate schedulers afterwards, from what this returns.
+
+    lam            penalty for each weight that is on
+    epochs         E of Algorithm 1: how many epochs training will take
+    targets        "auto" (convolution and linear weights), a regex matched in full, or a list of names; see the plan
+    exclude        the same forms, checked first
+    alpha0, alpha1 where latents start, and the bound they are clipped to
+    mask_lr        the latents' learning rate, annealed to mask_lr_final by a cosine in whole epochs
+    warmup         fraction of the epochs in which all masks stay on
+    max_grad_norm  clip by the norm of g_W, in which masked entries do not count
+    from_zeros     the model is sparse already: weights that are zero start off
+    compile        compile the step; by default if there are enough weights to be worth it
+    """
+    _check(optimizer, lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
+    _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
+    owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    if not any(id(param) in owned for param in model.parameters()):
+        raise ValueError(
+            "the optimizer owns none of the model's parameters; make it from model.parameters(), before prepare"
+        )
+    plan = make_plan(model, owned, targets, exclude)
+    masked_elements = sum(param.numel() for param in plan.masked.values())
+    if compile is None:
+        compile = masked_elements >= WORTH_COMPILING
+    hyper_parameters = {
+        "masked": True,
+        "lam": lam,
+        "epochs": epochs,
+        "alpha0": alpha0,
+        "alpha1": alpha1,
+        "mask_lr": mask_lr,
+        "mask_lr_initial": mask_lr,
+        "mask_lr_final": mask_lr_final,
+        "warmup": warmup,
+        "mask_betas": tuple(mask_betas),
+        "mask_eps": mask_eps,
+        "max_grad_norm": max_grad_norm,
+        "from_zeros": from_zeros,
+        "compile": compile and not kernels.compilation_is_off(),
+        "epoch": None,
+        "learning": False,
+        "frozen": False,
+        "skipped_steps": 0,
+        "grad_norm": None,
+    }
+    _split_groups(model, optimizer, plan, hyper_parameters)
+    return BinMask(optimizer, plan, model)
+
+
+def _split_groups(model: nn.Module, optimizer: Optimizer, plan: Plan, hyper_parameters: dict[str, Any]) -> None:
+    """Part every group into its unmasked and its masked weights, with names."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    masked = {id(param) for param in plan.masked.values()}
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        named = [
+            (names.get(id(param), f"not_in_model.{index}.{place}"), param)
+            for place, param in enumerate(group["params"])
+        ]
+        for is_masked, extra in ((False, {}), (True, hyper_parameters)):
+            part = [(name, param) for name, param in named if (id(param) in masked) is is_masked]
+            if part:
+                part_names, params = (list(column) for column in zip(*part, strict=True))
+                groups.append({**group, "params": params, "param_names": part_names, **extra})
+    optimizer.param_groups = groups
+
+
+def _check(optimizer: Optimizer, *, lam, epochs, alpha0, alpha1, warmup, max_grad_norm) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, BinMask) or any(group.get("masked") for group in optimizer.param_groups):
+        raise ValueError("this optimizer is patched already; call patch once")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS evaluates the model inside its step, where weights are not masked; use a first-order one"
+        )
+    if callable(getattr(optimizer, "eval", None)):
+        raise TypeError(
+            f"{type(optimizer).__name__} changes the weights for evaluation (it has .eval()), behind the masks' back; "
+            "use an optimizer that does not"
+        )
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise ValueError("patch changes the optimizer's groups; make the learning-rate scheduler after patch")
+    if not (isinstance(lam, int | float) and math.isfinite(lam) and lam >= 0):
+        raise ValueError(f"lam must be a finite number, 0 or more, not {lam!r}")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"epochs must be a whole number, 1 or more, not {epochs!r}")
+    if not 0 < alpha1:
+        raise ValueError(f"alpha1 must be positive, not {alpha1!r}")
+    if not 0 <= alpha0 <= alpha1:
+        raise ValueError(f"alpha0 must lie between 0 and alpha1 ({alpha1}), not {alpha0!r}: masks start on")
+    if not 0 <= warmup <= 1:
+        raise ValueError(f"warmup is a fraction of the epochs, between 0 and 1, not {warmup!r}")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
+
+
+def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, float], mask_eps: float) -> None:
+    for name, rate in (("mask_lr", mask_lr), ("mask_lr_final", mask_lr_final), ("mask_eps", mask_eps)):
+        if not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"{name} must be a finite number, 0 or more, not {rate!r}")
+    if not all(0 <= beta < 1 for beta in mask_betas):
+        raise ValueError(f"mask_betas must lie in [0, 1), not {mask_betas!r}")

@@ -1,0 +1,114 @@
+"""What the masks say, over all ranks: counts, flips, whole masks, agreement. All of it is collective."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from binmask_dist.method.layout import Placement, local_part, placements, sum_over_ranks
+
+if TYPE_CHECKING:
+    from binmask_dist.method.optimizer import BinMask
+
+
+def zeros_and_sizes(binmask: "BinMask") -> dict[str, tuple[int, int]]:
+    """How many elements of each masked weight are off, and how many there are: no padding, no whole tensor."""
+    where = placements(binmask.masked_groups, binmask.model)
+    zeros = {}
+    for name, place in where.items():
+        keep = _local_keep(binmask, place)
+        count = 0 if keep is None else keep.numel() - int(keep.count_nonzero())
+        zeros[name] = torch.tensor(count, dtype=torch.int64, device=place.device)
+    total = sum_over_ranks(zeros, where)
+    return {name: (int(total[name]), where[name].shape.numel()) for name in where}
+
+
+def flip_counts(binmask: "BinMask") -> tuple[int, int]:
+    """(on to off, off to on) since the start."""
+    where = placements(binmask.masked_groups, binmask.model)
+    counted: set[int] = set()  # a ZeRO partition counts for all its parameters together
+    counts = {}
+    for name, place in where.items():
+        state = binmask.state.get(place.holder, {}) if place.holder is not None else {}
+        counts[name] = torch.zeros(2, dtype=torch.int64, device=place.device)
+        if "flips" in state and id(place.holder) not in counted:
+            counted.add(id(place.holder))
+            counts[name].copy_(local_part(state["flips"]))
+    total = torch.stack([count.cpu() for count in sum_over_ranks(counts, where).values()]).sum(0)
+    return tuple(total.tolist())
+
+
+def masks(binmask: "BinMask") -> dict[str, Tensor]:
+    """Name -> bool tensor, whole, on every rank."""
+    gathered = {}
+    for name, place in placements(binmask.masked_groups, binmask.model).items():
+        keep = _local_keep(binmask, place)
+        gathered[name] = place.gather(None if keep is None else keep.to(torch.uint8), torch.uint8).bool()
+    return gathered
+
+
+def _local_keep(binmask: "BinMask", place: Placement) -> Tensor | None:
+    if place.holder is None:
+        return None
+    latent = binmask.state.get(place.holder, {}).get("latent")
+    if latent is not None:
+        return place.local(latent) >= 0
+    local = place.local(place.holder.detach())
+    group = next(group for group in binmask.masked_groups if place.name in group["param_names"])
+    return local != 0 if group["from_zeros"] else torch.ones_like(local, dtype=torch.bool)
+
+
+@torch.no_grad()
+def apply_masks_(binmask: "BinMask", model: nn.Module) -> None:
+    """Mask another copy of the model, whatever wraps it."""
+    params = {_bare_name(name): param for name, param in model.named_parameters()}
+    gathered = masks(binmask)
+    missing = sorted(set(gathered) - set(params))
+    if missing:
+        raise ValueError(f"the model has no parameter {missing[0]!r}, which is masked; give a copy of the same model")
+    for name, mask in gathered.items():
+        params[name].mul_(mask.to(params[name].device))
+
+
+def _bare_name(name: str) -> str:
+    """Without what DDP, AveragedModel and torch.compile put in front."""
+    while name.startswith(("module.", "_orig_mod.")):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def check_sync(binmask: "BinMask") -> None:
+    """Raise if ranks that should agree do not: on hyper-parameters, and on what each of them holds whole."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    mine: dict[str, Any] = {}
+    for index, group in enumerate(binmask.masked_groups):
+        settings = {key: value for key, value in group.items() if key not in ("params", "param_names", "grad_norm")}
+        mine[f"the settings of group {index}"] = repr(sorted(settings.items()))
+    for name, place in placements(binmask.masked_groups, binmask.model).items():
+        if not place.process_groups:
+            state = binmask.state.get(place.holder, {})
+            mine[name] = [_digest(state[key]) for key in ("weight", "latent") if key in state]
+            mine[name].append(_digest(place.holder.detach()))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for name in mine:
+        # the majority is presumed right; with two ranks both are named
+        values = [theirs.get(name) for theirs in everyone]
+        usual = max(values, key=values.count)
+        odd = [rank for rank, value in enumerate(values) if value != usual]
+        if odd:
+            ranks = list(range(len(values))) if values.count(usual) == 1 or len(values) == 2 else odd
+            raise RuntimeError(
+                f"ranks {ranks} disagree on {name}; all ranks must start from the same weights, "
+                "see the same averaged gradients and call set_epoch with the same epoch"
+            )
+
+
+def _digest(tensor: Tensor) -> tuple[int, int]:
+    """Two sums over the bit patterns, the second of them sensitive to order."""
+    bits = local_part(tensor).reshape(-1).contiguous().view(torch.uint8)
+    bits = bits.view(torch.int16 if tensor.element_size() == 2 else torch.int32).to(torch.int64)
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    return int(bits.sum()), int((bits * places).sum())

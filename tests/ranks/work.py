@@ -1,0 +1,160 @@
+"""The small job that the distributed tests run, on one process and on two ranks of every engine."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import binmask_dist
+from binmask_dist.method.layout import placements
+
+WORLD = 2
+STEPS = 40
+MICRO_BATCH = 8
+MASK = dict(lam=3e-4, epochs=4, mask_lr=6e-2, mask_lr_final=1e-2, warmup=0.25, compile=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    engine: str
+    precision: str = "no"
+    accumulation: int = 1
+    max_norm: float | None = None
+
+    def __str__(self) -> str:
+        parts = [self.engine, "bf16" if self.precision == "bf16" else "fp32", f"accumulate{self.accumulation}"]
+        return "-".join(parts + (["clip"] if self.max_norm else []))
+
+
+CASES = [
+    Case(engine, precision, accumulation, max_norm)
+    for engine in ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+    for precision in ("no", "bf16")
+    for accumulation in (1, 4)
+    for max_norm in (None, 0.2)
+]
+
+
+class Network(nn.Module):
+    """Shapes that do not divide by two: shards are uneven, and one of (1, 7) is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(12, 61)
+        self.second = nn.Linear(61, 37, bias=False)
+        self.third = nn.Linear(37, 7)
+        self.fourth = nn.Linear(7, 5)
+        self.last = nn.Linear(7, 1)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.second(x))
+        x = torch.tanh(self.third(x))
+        return torch.cat([self.fourth(x), self.last(x)], dim=1)
+
+
+def make_data(steps: int, accumulation: int):
+    """x, y of shape (steps, accumulation, ranks, micro-batch, features)."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(steps, accumulation, WORLD, MICRO_BATCH, 12, generator=generator)
+    teacher = torch.randn(12, 6, generator=generator)
+    return x, torch.tanh(x @ teacher)
+
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+
+def build(case: Case, gradient_clipping_by_engine: bool):
+    model = Network()
+    limit = None if gradient_clipping_by_engine else case.max_norm
+    return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, **MASK)
+
+
+def epoch_of(step: int, steps: int = STEPS) -> int:
+    return step * MASK["epochs"] // steps
+
+
+def single_process(case: Case, steps: int = STEPS):
+    """The same global batches on one process, gradients averaged over the ranks' shares."""
+    zero = case.engine.startswith("zero")
+    model, binmask = build(case, zero)
+    x, y = make_data(steps, case.accumulation)
+    for step in range(steps):
+        binmask.set_epoch(epoch_of(step, steps))
+        for micro in range(case.accumulation):
+            for rank in range(WORLD):
+                loss = F.mse_loss(model(x[step, micro, rank]), y[step, micro, rank])
+                (loss / case.accumulation / WORLD).backward()
+        if zero and case.max_norm:  # ZeRO clips g, in which masked entries count
+            nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
+        binmask.step()
+        binmask.zero_grad()
+    return model, binmask
+
+
+def micro_batches(x, y) -> DataLoader:
+    return DataLoader(TensorDataset(x, y), batch_size=MICRO_BATCH)
+
+
+def make_accelerator(case: Case):
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = binmask_dist.make_accelerator(
+        case.engine, mixed_precision=case.precision, gradient_accumulation_steps=case.accumulation
+    )
+    if case.engine.startswith("zero"):
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        config["train_micro_batch_size_per_gpu"] = MICRO_BATCH
+        if case.max_norm:
+            config["gradient_clipping"] = case.max_norm
+    return accelerator
+
+
+def prepared(case: Case, accelerator):
+    model, binmask = build(case, case.engine.startswith("zero"))
+    model, optimizer = accelerator.prepare(model, binmask)
+    return model, optimizer, binmask
+
+
+def train(case: Case, accelerator, model, optimizer, binmask, start=0, stop=STEPS, steps=STEPS):
+    x, y = make_data(steps, case.accumulation)
+    rank = accelerator.process_index
+    for step in range(start, stop):
+        binmask.set_epoch(epoch_of(step, steps))
+        for micro in range(case.accumulation):
+            with accelerator.accumulate(model):
+                output = model(x[step, micro, rank].to(_input_dtype(case)))
+                loss = F.mse_loss(output.float(), y[step, micro, rank])
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def _input_dtype(case: Case) -> torch.dtype:
+    """DeepSpeed casts the model, not its inputs, which here come without its own loader."""
+    return torch.bfloat16 if case.precision == "bf16" and case.engine.startswith("zero") else torch.float32
+
+
+def whole_parameters(binmask) -> dict[str, torch.Tensor]:
+    """What the optimizer holds for every parameter, gathered."""
+    where = placements(binmask.param_groups, binmask.model)
+    return {
+        name: place.gather(None if place.holder is None else place.local(place.holder.detach()), torch.float32).clone()
+        for name, place in where.items()
+    }
+
+
+def is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def finite(value: float) -> bool:
+    return math.isfinite(value)
