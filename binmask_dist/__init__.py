@@ -1,9 +1,19 @@
 """L0 regularisation with BinMask: sparse networks in two lines of your own training loop."""
 
 from binmask_dist.engines.accelerator import make_accelerator
+from binmask_dist.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from binmask_dist.method.optimizer import BinMask, Flips
 from binmask_dist.method.patch import patch
 from binmask_dist.method.targets import Plan
 
 __version__ = "0.1.0"
-__all__ = ["BinMask", "Flips", "Plan", "make_accelerator", "patch"]
+__all__ = [
+    "BinMask",
+    "CheckpointError",
+    "Flips",
+    "Plan",
+    "load_checkpoint",
+    "make_accelerator",
+    "patch",
+    "save_checkpoint",
+]

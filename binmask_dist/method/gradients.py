@@ -31,6 +31,8 @@ def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bo
 
 
 def _square_sum(grad: Tensor) -> Tensor:
+    if grad.is_sparse:  # an embedding's, say
+        grad = grad.coalesce().values()
     if grad.dtype == torch.float32 and grad.device.type == "cpu" and grad.is_contiguous():
         flat = grad.view(-1)
         return torch.dot(flat, flat)  # the one reduction that reads at the speed of memory there

@@ -32,7 +32,8 @@ def _call(function: Callable, tensors: tuple[Tensor, ...], extra: tuple[Tensor, 
     if not compiled or _compiler_failed or tensors[0].ndim != 1 or len(tensors[0]) < SMALLEST_COMPILED:
         return function(*tensors, *extra)
     try:
-        return _compiled(function)(*tensors, *extra)
+        # .data: torch.compile guards the base of a view too, and shapes differ there
+        return _compiled(function)(*(tensor.data for tensor in tensors), *extra)
     except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
         _compiler_failed = True
         warnings.warn(

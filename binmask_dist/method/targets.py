@@ -203,12 +203,15 @@ def _parameters(model: nn.Module, owned: set[int] | None) -> Iterator[_Weight]:
         if isinstance(param, UninitializedParameter):
             raise ValueError(f"{names[0]} has no shape yet; run a batch through the lazy module before patch")
         owners = {modules[place[0]]: (place[1], name) for place, name in zip(where, names, strict=True)}
+        kind = " = ".join(dict.fromkeys(_kind(modules, *place) for place in where))
         role, what, note = _shared_role(param, owners)
+        if role == COMPUTED:
+            note = f"{kind} is {what}"
         yield _Weight(
             param=param,
             names=names,
             module_names=tuple(module_name for module_name, _ in where if module_name),
-            kind=" = ".join(dict.fromkeys(_kind(modules, *place) for place in where)),
+            kind=kind,
             numel=_shape(param).numel(),
             role=role,
             what=what,
@@ -250,7 +253,6 @@ def _shared_role(param: nn.Parameter, owners: dict[nn.Module, tuple[str, str]]) 
         what = f"{what}, tied to {layers[0]}"
     elif role == COMPUTED:
         what = f"{what}: {NOT_A_ZERO}"
-        note = f"{names[0]} is {what}"
     return role, what, note
 
 

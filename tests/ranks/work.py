@@ -1,13 +1,11 @@
 """The small job that the distributed tests run, on one process and on two ranks of every engine."""
 
-import math
 import os
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import binmask_dist
 from binmask_dist.method.layout import placements
@@ -76,30 +74,29 @@ def build(case: Case, gradient_clipping_by_engine: bool):
     return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, **MASK)
 
 
-def epoch_of(step: int, steps: int = STEPS) -> int:
-    return step * MASK["epochs"] // steps
+def epoch_of(step: int) -> int:
+    return step * MASK["epochs"] // STEPS
 
 
-def single_process(case: Case, steps: int = STEPS):
+def single_process(case: Case, stop: int = STEPS):
     """The same global batches on one process, gradients averaged over the ranks' shares."""
-    zero = case.engine.startswith("zero")
-    model, binmask = build(case, zero)
-    x, y = make_data(steps, case.accumulation)
-    for step in range(steps):
-        binmask.set_epoch(epoch_of(step, steps))
+    model, binmask = build(case, case.engine.startswith("zero"))
+    continue_single_process(case, model, binmask, stop=stop)
+    return model, binmask
+
+
+def continue_single_process(case: Case, model, binmask, start: int = 0, stop: int = STEPS) -> None:
+    x, y = make_data(STEPS, case.accumulation)
+    for step in range(start, stop):
+        binmask.set_epoch(epoch_of(step))
         for micro in range(case.accumulation):
             for rank in range(WORLD):
                 loss = F.mse_loss(model(x[step, micro, rank]), y[step, micro, rank])
                 (loss / case.accumulation / WORLD).backward()
-        if zero and case.max_norm:  # ZeRO clips g, in which masked entries count
+        if case.engine.startswith("zero") and case.max_norm:  # ZeRO clips g, in which masked entries count
             nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
         binmask.step()
         binmask.zero_grad()
-    return model, binmask
-
-
-def micro_batches(x, y) -> DataLoader:
-    return DataLoader(TensorDataset(x, y), batch_size=MICRO_BATCH)
 
 
 def make_accelerator(case: Case):
@@ -124,11 +121,11 @@ def prepared(case: Case, accelerator):
     return model, optimizer, binmask
 
 
-def train(case: Case, accelerator, model, optimizer, binmask, start=0, stop=STEPS, steps=STEPS):
-    x, y = make_data(steps, case.accumulation)
+def train(case: Case, accelerator, model, optimizer, binmask, start=0, stop=STEPS):
+    x, y = make_data(STEPS, case.accumulation)
     rank = accelerator.process_index
     for step in range(start, stop):
-        binmask.set_epoch(epoch_of(step, steps))
+        binmask.set_epoch(epoch_of(step))
         for micro in range(case.accumulation):
             with accelerator.accumulate(model):
                 output = model(x[step, micro, rank].to(_input_dtype(case)))
@@ -155,6 +152,3 @@ def whole_parameters(binmask) -> dict[str, torch.Tensor]:
 def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
-
-def finite(value: float) -> bool:
-    return math.isfinite(value)

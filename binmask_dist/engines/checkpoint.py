@@ -1,0 +1,355 @@
+"""One checkpoint for every engine: written under any of them and any number of processes, read under any other.
+
+    save_checkpoint("run/checkpoint", binmask)
+    load_checkpoint("run/checkpoint", binmask)
+
+A folder with `checkpoint.json` (settings, and which files hold the tensors) and safetensors files with entries such as
+`param:layer1.0.conv1.weight`, `latent:layer1.0.conv1.weight` or `momentum_buffer:fc.bias`: whole tensors, by parameter
+name, in the optimizer's precision. Nothing is pickled. Replacing `checkpoint.json` is what makes a new checkpoint
+current, so an interrupted save leaves the one before. Both calls are collective.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from binmask_dist.files import write_atomically
+from binmask_dist.method import readout
+from binmask_dist.method.layout import Fragment, Placement, local_part, placements
+from binmask_dist.method.optimizer import BinMask
+from binmask_dist.method.state import make_state
+
+INDEX = "checkpoint.json"
+FORMAT = "binmask_dist checkpoint 1"
+BYTES_PER_FILE = 2 * 2**30
+NOT_SETTINGS = ("params", "param_names", "grad_norm")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written or read; the sentence says why, and nothing was changed."""
+
+
+def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str, Any] | None = None) -> None:
+    """Write model and optimizer, masks included. `extra` is kept in the JSON and returned by `load_checkpoint`."""
+    folder = Path(folder)
+    where = placements(binmask.param_groups, binmask.model)
+    entries = _agree_on_entries(binmask, where)
+    index = {
+        "format": FORMAT,
+        "optimizer": type(binmask.inner).__name__,
+        "groups": [
+            {"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups
+        ],
+        "scalars": {name: _scalars(of_name) for name, of_name in entries.items()},
+        "flips": list(readout.flip_counts(binmask)),
+        "extra": extra or {},
+    }
+    tensors = _whole_tensors(binmask, where, entries)
+    error = None
+    if _rank() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            index["files"] = _write_tensors(folder, tensors)
+            write_atomically(folder / INDEX, json.dumps(index, indent=1, sort_keys=True))
+            _remove_other_files(folder, set(index["files"]))
+        except (OSError, SafetensorError, TypeError) as failure:
+            error = f"the checkpoint could not be written to {folder}: {failure}"
+    for _ in tensors:  # the other ranks' part of gathering; on rank 0 what a failure left over
+        pass
+    _raise_on_every_rank(error)
+
+
+def load_checkpoint(folder: str | os.PathLike, binmask: BinMask) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote into a model and optimizer made the same way. Returns `extra`."""
+    folder = Path(folder)
+    where = placements(binmask.param_groups, binmask.model)
+    error, index, stored = None, {}, None
+    try:
+        index = _read_index(folder)
+        stored = _Stored(folder, index)
+        _check_fits(index, stored, binmask, where)
+    except (CheckpointError, OSError) as failure:
+        error = str(failure)
+    _raise_on_every_rank(error)
+    _load_model(stored, binmask, where)
+    _load_state(stored, index, binmask, where)
+    for group, saved in zip(binmask.param_groups, index["groups"], strict=True):
+        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["settings"].items()})
+    return index["extra"]
+
+
+# -- writing
+
+
+def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str, dict[str, Any]]:
+    """Name -> key -> dtype of a tensor laid out like the parameter, or the value of a scalar.
+
+    A rank that holds nothing of a parameter learns from the others what will be gathered.
+    """
+    mine = {name: _describe(binmask, place) for name, place in where.items()}
+    everyone = [mine]
+    if dist.is_initialized():
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    return {name: next((theirs[name] for theirs in everyone if theirs[name]), {}) for name in mine}
+
+
+def _describe(binmask: BinMask, place: Placement) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for key, value in binmask.state.get(place.holder, {}).items() if place.holder is not None else ():
+        if key == "flips":
+            continue
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            described[key] = {"value": value.item() if isinstance(value, Tensor) else value}
+        elif value.shape == place.holder.shape:
+            described[key] = {"dtype": value.dtype}
+        elif isinstance(place, Fragment):
+            raise CheckpointError(
+                f"{type(binmask.inner).__name__} keeps {key!r} in a shape of its own, which ZeRO's flat partitions "
+                "turn into something that no other engine can read; use accelerator.save_state"
+            )
+        else:
+            described[key] = {"dtype": value.dtype, "own_shape": True}
+    return described
+
+
+def _whole_tensors(
+    binmask: BinMask, where: dict[str, Placement], entries: dict[str, dict[str, Any]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Entry name -> whole tensor on the CPU, one after the other: no rank holds more than one of them."""
+    for name, place in where.items():
+        state = binmask.state.get(place.holder, {}) if place.holder is not None else {}
+        yield f"param:{name}", _gather(place, None if place.holder is None else place.holder.detach(), torch.float32)
+        for key, entry in sorted(entries[name].items()):
+            if entry.get("own_shape"):
+                value = state[key]
+                yield f"{key}:{name}", (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
+            elif "dtype" in entry:
+                yield f"{key}:{name}", _gather(place, state.get(key), entry["dtype"])
+    for name, tensor in _outside_the_optimizer(binmask, where):
+        yield f"outside:{name}", _whole(tensor)
+
+
+def _gather(place: Placement, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return place.gather(None if tensor is None else place.local(tensor), dtype).detach().cpu().contiguous()
+
+
+def _outside_the_optimizer(binmask: BinMask, where: dict[str, Placement]) -> Iterator[tuple[str, Tensor]]:
+    """What the model keeps beside what is trained: buffers that are saved, and frozen parameters."""
+    if binmask.model is None:
+        raise CheckpointError("this BinMask was copied or unpickled and has lost its model; save the original")
+    saved = binmask.model.state_dict().keys()
+    for name, tensor in (*binmask.model.named_parameters(), *binmask.model.named_buffers()):
+        if name not in where and name in saved:
+            yield name, tensor
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    elif hasattr(tensor, "ds_tensor"):
+        from deepspeed.zero import GatheredParameters
+
+        with GatheredParameters([tensor]):
+            return tensor.detach().cpu().clone()
+    return tensor.detach().cpu().contiguous()
+
+
+def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+    """Write files of bounded size, under names that no checkpoint has yet."""
+    token, files, batch, size = uuid.uuid4().hex[:8], [], {}, 0
+    for name, tensor in tensors:
+        batch[name] = tensor
+        size += tensor.numel() * tensor.element_size()
+        if size >= BYTES_PER_FILE:
+            files.append(_write_file(folder / f"{token}-{len(files):05}.safetensors", batch))
+            batch, size = {}, 0
+    files.append(_write_file(folder / f"{token}-{len(files):05}.safetensors", batch))
+    return files
+
+
+def _write_file(path: Path, batch: dict[str, Tensor]) -> str:
+    save_file(batch, path)
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+    return path.name
+
+
+def _remove_other_files(folder: Path, keep: set[str]) -> None:
+    for path in folder.glob("????????-?????.safetensors"):
+        if path.name not in keep:
+            path.unlink()
+
+
+# -- reading
+
+
+class _Stored:
+    """The tensors of a checkpoint, by entry name, read when asked for."""
+
+    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+        self.files: dict[str, Any] = {}
+        for file in index["files"]:
+            try:
+                opened = safe_open(folder / file, framework="pt")
+            except (OSError, SafetensorError) as failure:
+                raise CheckpointError(f"{folder / file} is missing or cut off ({failure}); use an older one") from None
+            self.files.update(dict.fromkeys(opened.keys(), opened))
+
+    def shape(self, entry: str) -> list[int]:
+        return self.files[entry].get_slice(entry).get_shape()
+
+    def __getitem__(self, entry: str) -> Tensor:
+        return self.files[entry].get_tensor(entry)
+
+    def keys_of(self, name: str) -> list[str]:
+        return [entry.split(":", 1)[0] for entry in self.files if entry.split(":", 1)[1] == name]
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    try:
+        index = json.loads((folder / INDEX).read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint in {folder}: it has no {INDEX}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as failure:
+        raise CheckpointError(f"{folder / INDEX} is not readable JSON ({failure})") from None
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / INDEX} is not a {FORMAT!r}; it was written by something else")
+    return index
+
+
+def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where: dict[str, Placement]) -> None:
+    """Everything that could go wrong is found here, before anything is changed."""
+    inner = type(binmask.inner).__name__
+    if index["optimizer"] != inner:
+        raise CheckpointError(f"the checkpoint is of {index['optimizer']}, not of {inner}; make the same optimizer")
+    ours = [set(group["param_names"]) for group in binmask.param_groups]
+    theirs = [set(group["names"]) for group in index["groups"]]
+    if ours != theirs:
+        different = sorted(set().union(*ours) ^ set().union(*theirs)) or ["the groups"]
+        raise CheckpointError(
+            f"the checkpoint is of another model or other targets: they differ in {different[0]!r}"
+            + (f" and {len(different) - 1} more" if len(different) > 1 else "")
+        )
+    wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
+    for name, tensor in _outside_the_optimizer(binmask, where):
+        wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
+    for entry in stored.files:
+        key, name = entry.split(":", 1)
+        own_shape = key != "outside" and stored.shape(entry) != list(where[name].shape)
+        if own_shape and key != "param" and where[name].process_groups:
+            raise CheckpointError(f"{inner} keeps {key!r} in a shape of its own, which cannot be sharded; load it unsharded")
+    for entry, shape in wanted.items():
+        if entry not in stored.files:
+            raise CheckpointError(f"the checkpoint lacks {entry!r}; it is damaged or of another model")
+        if stored.shape(entry) != shape:
+            raise CheckpointError(f"{entry!r} has shape {stored.shape(entry)} in the checkpoint, not {shape}")
+
+
+@torch.no_grad()
+def _load_model(stored: _Stored, binmask: BinMask, where: dict[str, Placement]) -> None:
+    for name, place in where.items():
+        full = stored[f"param:{name}"]
+        if place.holder is not None:
+            place.local(place.holder.detach()).copy_(place.cut(full.to(place.holder.device)))
+        if isinstance(place, Fragment):
+            _set_zero_parameter(place.param, full)
+    for name, tensor in _outside_the_optimizer(binmask, where):
+        _set_outside(tensor, stored[f"outside:{name}"])
+
+
+def _set_outside(tensor: Tensor, full: Tensor) -> None:
+    if isinstance(tensor, DTensor):
+        cut = distribute_tensor(full.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.to_local().copy_(cut.to_local())
+    elif hasattr(tensor, "ds_tensor"):
+        _set_zero_parameter(tensor, full)
+    else:
+        tensor.copy_(full)
+
+
+def _set_zero_parameter(param: nn.Parameter, full: Tensor) -> None:
+    """The model's own copy, which ZeRO refreshes from the optimizer's only at the next step."""
+    if not hasattr(param, "ds_tensor"):
+        param.data.copy_(full)
+        return
+    size = param.ds_tensor.numel()
+    flat = full.reshape(-1)[dist.get_rank(param.ds_process_group) * size :][:size]
+    param.ds_tensor.data[: len(flat)].copy_(flat)
+    if param.ds_status.name == "AVAILABLE":  # gathered at the moment: small ones always are
+        param.data.copy_(full)
+
+
+@torch.no_grad()
+def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where: dict[str, Placement]) -> None:
+    binmask.state.clear()
+    group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
+    for name, place in where.items():
+        if place.holder is None:
+            continue
+        saved_keys = [key for key in stored.keys_of(name) if key not in ("param", "outside")]
+        state = binmask.state[place.holder]
+        if "latent" in saved_keys and "latent" not in state:
+            state.update(make_state(place.holder, group_of[name], binmask.model))
+        for key in saved_keys:
+            _load_entry(state, key, stored[f"{key}:{name}"], place)
+        for key, value in index["scalars"][name].items():
+            # torch's optimizers count steps in tensors on the CPU
+            state[key] = torch.tensor(float(value)) if key in ("step", "latent_step") else value
+    _load_flips(index["flips"], binmask, where)
+
+
+def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement) -> None:
+    if full.shape != place.shape:  # an optimizer's own shape; the engine shards it as it likes
+        state[key] = full.to(place.device)
+        return
+    if key not in state or state[key].dtype != full.dtype:
+        state[key] = torch.zeros_like(place.holder, dtype=full.dtype, requires_grad=False)
+    place.local(state[key]).copy_(place.cut(full.to(place.holder.device)))
+
+
+def _load_flips(flips: list[int], binmask: BinMask, where: dict[str, Placement]) -> None:
+    """Only the total over parameters and ranks means anything: it goes to the first place that counts."""
+    masked = {name for group in binmask.masked_groups for name in group["param_names"]}
+    for name, place in where.items():
+        counts = binmask.state.get(place.holder, {}).get("flips") if place.holder is not None else None
+        if name in masked and counts is not None:
+            if all(dist.get_rank(group) == 0 for group in place.process_groups):
+                local_part(counts).copy_(torch.tensor(flips))
+            return
+
+
+# -- small things
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in group.items() if key not in NOT_SETTINGS}
+    return {key: value.item() if isinstance(value, Tensor) else value for key, value in settings.items()}
+
+
+def _scalars(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: entry["value"] for key, entry in entries.items() if "value" in entry}
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _raise_on_every_rank(error: str | None) -> None:
+    """One rank's error is everyone's: the others would wait for it for ever."""
+    if dist.is_initialized():
+        errors: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error)
+        error = next((text for text in errors if text), None)
+    if error:
+        raise CheckpointError(error)

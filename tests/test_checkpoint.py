@@ -1,0 +1,185 @@
+"""The engine-independent checkpoint on one process: atomic, without pickle, and refused whole if it does not fit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+import binmask_dist
+from binmask_dist import CheckpointError, load_checkpoint, save_checkpoint
+
+MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
+
+
+def make(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2), width=33, seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(9, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 4))
+    model[3].bias.requires_grad_(False)
+    return model, binmask_dist.patch(model, optimizer([p for p in model.parameters() if p.requires_grad]), **MASK)
+
+
+def train(model, binmask, start, stop):
+    for step in range(start, stop):
+        binmask.set_epoch(min(step // 10, 3))
+        x = torch.randn(16, 9, generator=torch.Generator().manual_seed(step))
+        (model(x) - torch.sin(x[:, :4])).square().mean().backward()
+        binmask.step()
+        binmask.zero_grad()
+
+
+def equal(first, second) -> bool:
+    (a, ours), (b, theirs) = first, second
+    states = zip(ours.state.values(), theirs.state.values(), strict=True)
+    return (
+        all(torch.equal(x, b.state_dict()[name]) for name, x in a.state_dict().items())
+        and all(torch.equal(s[key], torch.as_tensor(t[key])) for s, t in states for key in s if key != "flips")
+        and ours.flips() == theirs.flips()
+    )
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "lion": lambda p: timm.optim.Lion(p, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [5, 23])  # in the warm-up, and after it
+def test_training_goes_on_bit_for_bit(tmp_path, name, steps):
+    model, binmask = make(OPTIMIZERS[name])
+    train(model, binmask, 0, steps)
+    binmask.param_groups[0]["lr"] *= 0.5
+    save_checkpoint(tmp_path, binmask, extra={"step": steps})
+    other, resumed = make(OPTIMIZERS[name], seed=1)
+    assert load_checkpoint(tmp_path, resumed) == {"step": steps}
+    assert equal((model, binmask), (other, resumed))
+    assert resumed.param_groups[0]["lr"] == binmask.param_groups[0]["lr"]
+    train(model, binmask, steps, 40)
+    train(other, resumed, steps, 40)
+    assert equal((model, binmask), (other, resumed))
+    assert binmask.sparsity() > 0.1
+
+
+def test_nothing_is_pickled_and_old_files_go(tmp_path):
+    model, binmask = make()
+    for stop in (10, 20):
+        train(model, binmask, stop - 10, stop)
+        save_checkpoint(tmp_path, binmask)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2
+    assert names[1] == "checkpoint.json"
+    assert names[0].endswith(".safetensors")
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["files"] == [names[0]]
+
+
+def test_many_files_when_tensors_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("binmask_dist.engines.checkpoint.BYTES_PER_FILE", 2000)
+    model, binmask = make()
+    train(model, binmask, 0, 20)
+    save_checkpoint(tmp_path, binmask)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    other, resumed = make(seed=1)
+    load_checkpoint(tmp_path, resumed)
+    assert equal((model, binmask), (other, resumed))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model, binmask = make()
+    train(model, binmask, 0, 20)
+    save_checkpoint(tmp_path, binmask)
+    return tmp_path
+
+
+def refused(folder, message, **changes):
+    """Loading raises this, and changes nothing."""
+    model, binmask = make(seed=1, **changes)
+    train(model, binmask, 0, 15)
+    same_model, same_binmask = make(seed=1, **changes)
+    train(same_model, same_binmask, 0, 15)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder, binmask)
+    assert equal((model, binmask), (same_model, same_binmask))
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    refused(tmp_path / "nowhere", "there is no checkpoint in")
+
+
+def test_a_truncated_tensor_file_is_refused(saved):
+    path = next(saved.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(saved, "is missing or cut off")
+
+
+def test_a_missing_tensor_file_is_refused(saved):
+    next(saved.glob("*.safetensors")).unlink()
+    refused(saved, "is missing or cut off")
+
+
+def test_a_foreign_or_damaged_index_is_refused(saved):
+    (saved / "checkpoint.json").write_text('{"some": "thing"}')
+    refused(saved, "was written by something else")
+    (saved / "checkpoint.json").write_text('{"format": "binm')
+    refused(saved, "is not readable JSON")
+
+
+def test_another_model_or_optimizer_is_refused(saved):
+    refused(saved, r"has shape \[33\] in the checkpoint, not \[20\]", width=20)
+    refused(saved, "the checkpoint is of AdamW, not of SGD", optimizer=OPTIMIZERS["sgd"])
+    model = nn.Sequential(nn.Linear(9, 2), nn.Linear(2, 2))
+    binmask = binmask_dist.patch(model, torch.optim.AdamW(model.parameters()), **MASK)
+    with pytest.raises(CheckpointError, match="of another model or other targets: they differ in '3.weight'"):
+        load_checkpoint(saved, binmask)
+
+
+def test_a_place_that_cannot_be_written_keeps_the_last_checkpoint(saved, tmp_path):
+    model, binmask = make()
+    train(model, binmask, 0, 5)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not be written to"):
+        save_checkpoint(tmp_path / "file" / "checkpoint", binmask)
+
+
+SAVE_FOR_EVER = """
+import sys, torch, binmask_dist
+model = torch.nn.Linear(1000, 1000)
+binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-4, epochs=1, warmup=0.0)
+binmask.set_epoch(0)
+for step in range(10_000):
+    with torch.no_grad():
+        model.weight.fill_(step)
+        model.bias.fill_(step)
+    binmask_dist.save_checkpoint(sys.argv[1], binmask, extra={"step": step})
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    seen = []
+    for attempt in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        process.stdout.readline()
+        time.sleep(0.037 * (attempt + 1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        model = nn.Linear(1000, 1000)
+        binmask = binmask_dist.patch(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-4, epochs=1, warmup=0.0
+        )
+        step = load_checkpoint(tmp_path, binmask)["step"]
+        assert (model.weight == step).all()
+        assert (model.bias == step).all()
+        seen.append(step)
+    assert max(seen) > 0

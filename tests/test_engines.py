@@ -1,0 +1,122 @@
+"""Two real ranks under DDP, FSDP2 and ZeRO-1, 2, 3. Starting them costs ten seconds, so one start serves all tests."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import work
+from ranks.work import CASES, STEPS, Case
+
+import binmask_dist
+
+ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+MIDDLE = STEPS // 2 + 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the two ranks have left their results, beside a checkpoint of one process that they have read."""
+    folder = tmp_path_factory.mktemp("ranks")
+    _, binmask = work.single_process(Case("ddp"), stop=MIDDLE)
+    binmask_dist.save_checkpoint(folder / "single", binmask, extra={"step": MIDDLE})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    script = Path(__file__).parent / "ranks" / "engines.py"
+    run = subprocess.run(
+        [*command, str(script), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stderr[-6000:]
+    return folder
+
+
+def results(folder: Path, job: str) -> dict:
+    return json.loads((folder / f"{job}.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_masks_are_those_of_one_process(folder, case):
+    result = results(folder, "matrix")[str(case)]
+    assert result["masks_differ_from_twin"] == 0
+    assert result["error_from_twin"] < 1e-6
+    assert result["zeros_where_masked"]
+    assert result["flips"][0] > 2000
+    assert result["flips"][1] > 100
+    if case.precision == "no":
+        assert result["masks_differ"] == 0
+        assert result["error"] < 1e-6
+        assert result["sparsity"] == result["expected_sparsity"]
+        assert result["layer_sparsity"] == result["expected_layer_sparsity"]
+        assert result["flips"] == result["expected_flips"]
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_save_state_resumes_bit_for_bit_in_the_middle_of_an_epoch(folder, engine, precision):
+    result = results(folder, "resume")[f"{engine}-{precision}"]
+    assert result["differs"] == []
+    assert result["flips_equal"]
+
+
+@pytest.mark.parametrize("target", ENGINES)
+@pytest.mark.parametrize("source", (*ENGINES, "single"))
+def test_a_checkpoint_of_any_engine_loads_under_any_other(folder, source, target):
+    result = results(folder, "checkpoints")[f"{source}-to-{target}"]
+    assert result["extra"] == {"step": MIDDLE}
+    assert result["weights_equal"]
+    assert result["masks_equal"]
+    assert result["flips_equal"]
+    assert result["masks_differ_at_the_end"] == 0
+
+
+@pytest.mark.parametrize("source", ENGINES)
+def test_a_checkpoint_of_two_ranks_loads_on_one_process(folder, source):
+    """And training goes on to the masks that one process, never interrupted, ends with."""
+    model, binmask = work.build(Case("ddp"), False)
+    assert binmask_dist.load_checkpoint(folder / source, binmask) == {"step": MIDDLE}
+    _, expected = work.single_process(Case("ddp"), stop=MIDDLE)
+    for name, mask in expected.masks().items():
+        assert torch.equal(mask, binmask.masks()[name])
+    work.continue_single_process(Case("ddp"), model, binmask, start=MIDDLE)
+    _, expected = work.single_process(Case("ddp"))
+    for name, mask in expected.masks().items():
+        assert torch.equal(mask, binmask.masks()[name])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_saved_file_is_as_sparse_as_the_masks_say(folder, engine):
+    result = results(folder, "exports")[engine]
+    assert result["from_file"] == result["live"] > 0.5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_more_bytes_on_the_wire_than_dense_training(folder, engine):
+    sent = results(folder, "wire")[engine]
+    assert sent["dense"] > 5e7
+    assert sent["binmask"] / sent["dense"] == pytest.approx(1.0, abs=0.005)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero3"])
+def test_compiled_step_and_compiled_model(folder, engine):
+    result = results(folder, "compiled")[engine]
+    assert result["masks_differ"] == 0
+    assert result["flips"] > 2000
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_on_one_rank_changes_nothing_on_any(folder, engine):
+    result = results(folder, "faults")[f"nan-{engine}"]
+    assert result["skipped"] == 1
+    assert result["changed"] == []
+    assert result["sparsity"] == results(folder, "matrix")[f"{engine}-fp32-accumulate1"]["sparsity"]
+
+
+def test_ranks_that_drift_apart_are_named(folder):
+    assert "ranks [0, 1] disagree on third.weight" in results(folder, "faults")["drift"]
+    assert "disagree on the settings of group" in results(folder, "faults")["epochs"]

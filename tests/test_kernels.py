@@ -1,0 +1,163 @@
+"""The step's functions over tensors: one compiled graph, the same bits eagerly, no further copy of a parameter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from binmask_dist.method import algorithm, kernels
+
+SHAPES = [(7, 5), (1, 7), (64,), (3, 3, 3), (32, 16, 3, 3), (5, 1), (2,), (129, 65), (16, 16), (8, 4, 1, 1), (100, 3), (9, 9)]
+SCALARS = algorithm.Scalars.at(3, lam=1e-3, rate=0.2, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0, clip=0.7)
+
+
+def tensors(shape, dtype=torch.float32, memory_format=torch.contiguous_format, seed=0):
+    """grad, weight, latent, exp_avg, exp_avg_sq."""
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(shape, generator=generator) for _ in range(5)]
+    values[2] *= 0.1
+    values[4] = values[4].abs()
+    values[:2] = [value.to(dtype) for value in values[:2]]
+    return [value.to(memory_format=memory_format) for value in values] if len(shape) == 4 else values
+
+
+def step(compiled, *args, **kwargs):
+    grad, weight, latent, exp_avg, exp_avg_sq = tensors(*args, **kwargs)
+    param = torch.empty_like(weight)
+    kernels.run(
+        algorithm.learn_, (grad, weight, latent, exp_avg, exp_avg_sq), SCALARS.tensor(grad.device), compiled
+    )
+    flips = kernels.run(algorithm.product_, (param, weight, latent, exp_avg_sq), None, compiled)
+    return grad, latent, exp_avg, exp_avg_sq, param, flips
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_and_eager_give_the_same_bits_for_every_shape(dtype):
+    for shape in SHAPES:
+        for eager, compiled in zip(step(False, shape, dtype), step(True, shape, dtype), strict=True):
+            assert torch.equal(eager, compiled), shape
+    assert not kernels._compiler_failed
+
+
+def test_one_graph_for_all_shapes_and_scalars():
+    torch._dynamo.reset()
+    kernels._compiled.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    for seed, shape in enumerate(SHAPES):
+        step(True, shape, seed=seed)
+    for rate in (0.1, 1e-3, 1e-5):
+        scalars = algorithm.Scalars.at(9, lam=rate, rate=rate, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0)
+        kernels.run(algorithm.learn_, tensors((11, 13)), scalars.tensor(torch.device("cpu")), True)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 2  # learn_ and product_
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_memory_order_does_not_matter(compiled):
+    """channels_last weights are dense but not contiguous; a gradient may even come in another order."""
+    plain = step(compiled, (8, 6, 5, 5))
+    other = step(compiled, (8, 6, 5, 5), memory_format=torch.channels_last)
+    assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+    grad, weight, latent, exp_avg, exp_avg_sq = tensors((8, 6, 5, 5), memory_format=torch.channels_last)
+    grad = grad.contiguous()
+    kernels.run(
+        algorithm.learn_, (grad, weight, latent, exp_avg, exp_avg_sq), SCALARS.tensor(grad.device), compiled
+    )
+    assert torch.equal(latent, plain[1])
+    assert torch.equal(grad, plain[0])
+
+
+def test_large_tensors_are_cut_into_pieces_that_add_up(monkeypatch):
+    whole = step(False, (300, 40))
+    monkeypatch.setattr(kernels, "EAGER_PIECE", 1000)
+    for a, b in zip(whole, step(False, (300, 40)), strict=True):
+        assert torch.equal(a, b)
+    assert whole[-1].sum() > 100
+
+
+def test_empty_tensors_do_nothing():
+    assert step(False, (0, 7))[-1] is None
+
+
+def test_flips_of_a_zero_second_moment_are_counted():
+    """-0.0 has a sign bit although it is not less than zero."""
+    latent = torch.tensor([-0.1, 0.1])
+    weight, param = torch.ones(2), torch.empty(2)
+    counts = algorithm.product_(param, weight, latent, torch.tensor([-0.0, -0.0]))
+    assert counts.tolist() == [1, 1]
+    assert param.tolist() == [0.0, 1.0]
+
+
+MEASURE_PEAK = """
+import sys, torch, binmask_dist
+compiled = sys.argv[1] == "compiled"
+torch.set_num_threads(1)
+layer = torch.nn.Linear(4096, 2048, bias=False)
+size = layer.weight.numel() * 4
+binmask = binmask_dist.patch(
+    layer, torch.optim.SGD(layer.parameters(), lr=0.1, fused=True), lam=1e-4, epochs=1, warmup=0.0, compile=compiled
+)
+binmask.set_epoch(0)
+gradient = torch.randn_like(layer.weight)
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+for step in range(4):
+    layer.weight.grad = gradient
+    open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+    before = status("VmRSS")
+    binmask.step()
+peak = (status("VmHWM") - before) / size
+from binmask_dist.method import kernels
+print(peak, kernels._compiler_failed)
+"""
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("compiled", 0.2), ("eager", 3.0)])
+def test_peak_memory_during_a_step(kind, limit):
+    """In copies of the parameter, by the process's own high-water mark; the inner optimizer is fused, and so adds none."""
+    run = subprocess.run([sys.executable, "-c", MEASURE_PEAK, kind], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    peak, failed = run.stdout.split()
+    assert failed == "False"
+    assert float(peak) <= limit
+
+
+WITHOUT_COMPILER = """
+import warnings, torch, binmask_dist
+masks = []
+for compiled in (True, False):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    binmask = binmask_dist.patch(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-3, epochs=1, warmup=0.0, mask_lr=0.05, compile=compiled
+    )
+    binmask.set_epoch(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(20):
+            model(torch.randn(16, 8)).square().mean().backward()
+            binmask.step()
+            binmask.zero_grad()
+    masks.append(binmask.masks())
+    print(sum("could not be compiled and runs eagerly" in str(w.message) for w in caught))
+print(all(torch.equal(masks[0][name], masks[1][name]) for name in masks[0]), binmask.sparsity() > 0)
+"""
+
+
+def test_a_host_without_a_compiler_says_so_once_and_gets_the_same_masks(tmp_path):
+    environment = {**os.environ, "CXX": str(tmp_path / "no-compiler"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER.replace("torch.randn(16, 8)", "torch.ones(16, 8) * step")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[1],
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["1", "0", "True", "True"]

@@ -1,0 +1,331 @@
+"""`BinMask` keeps the contract of a torch optimizer, and refuses what would silently go wrong."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import binmask_dist
+
+MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
+
+
+def network(dtype=torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 33), nn.Tanh(), nn.Linear(33, 4)).to(dtype)
+
+
+def sgd(model, **changes):
+    return torch.optim.SGD(model.parameters(), **(dict(lr=0.1, momentum=0.9) | changes))
+
+
+def backward(model, seed: int) -> torch.Tensor:
+    x = torch.randn(16, 9, generator=torch.Generator().manual_seed(seed))
+    loss = F.mse_loss(model(x.to(model[0].weight.dtype)).float(), torch.sin(x[:, :4]))
+    loss.backward()
+    return loss
+
+
+def train(model, binmask, steps, start=0):
+    for step in range(start, start + steps):
+        binmask.set_epoch(min(step // 10, 3))
+        backward(model, step)
+        binmask.step()
+        binmask.zero_grad()
+
+
+def trained(steps=25, dtype=torch.float32, **changes):
+    model = network(dtype)
+    binmask = binmask_dist.patch(model, sgd(model), **(MASK | changes))
+    train(model, binmask, steps)
+    return model, binmask
+
+
+def contents(binmask) -> dict:
+    """Parameters and state, copied, to see whether a step changed anything."""
+    found = {}
+    for index, param in enumerate(param for group in binmask.param_groups for param in group["params"]):
+        found[index, "param"] = param.detach().clone()
+        for key, value in binmask.state.get(param, {}).items():
+            found[index, key] = value.clone() if isinstance(value, torch.Tensor) else value
+    return found
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[key], second[key]) if isinstance(first[key], torch.Tensor) else first[key] == second[key]
+        for key in first
+    )
+
+
+# -- the contract of an optimizer
+
+
+def test_masked_weights_have_groups_of_their_own():
+    model = network()
+    groups = [
+        {"params": [model[0].weight, model[0].bias], "lr": 0.3},
+        {"params": list(model[2].parameters()), "weight_decay": 0.01},
+    ]
+    binmask = binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), targets=["0.weight", "2.weight"], **MASK)
+    assert isinstance(binmask, torch.optim.Optimizer)
+    assert [group["param_names"] for group in binmask.param_groups] == [["0.bias"], ["0.weight"], ["2.bias"], ["2.weight"]]
+    assert [group["lr"] for group in binmask.param_groups] == [0.3, 0.3, 0.1, 0.1]
+    assert [group["weight_decay"] for group in binmask.param_groups] == [0, 0, 0.01, 0.01]
+    for group in binmask.masked_groups:
+        assert (group["lam"], group["epochs"], group["mask_lr"]) == (1e-3, 4, 0.1)
+    owned = [id(param) for group in binmask.param_groups for param in group["params"]]
+    assert sorted(owned) == sorted(id(param) for param in model.parameters())
+
+
+def test_schedulers_hooks_and_closures():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(binmask, T_max=10)
+    calls = []
+    binmask.register_step_pre_hook(lambda *_: calls.append("before"))
+    binmask.register_step_post_hook(lambda *_: calls.append("after"))
+    binmask.set_epoch(0)
+    loss = binmask.step(lambda: backward(model, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a scheduler warns if it does not see the optimizer's steps
+        scheduler.step()
+    assert loss.item() > 0
+    assert calls == ["before", "after"]
+    assert all(group["lr"] < 0.1 for group in binmask.param_groups)
+
+
+def test_groups_and_state_can_be_assigned_as_engines_do():
+    _, binmask = trained()
+    groups, state = binmask.param_groups, binmask.state
+    binmask.param_groups = groups[:1]
+    assert binmask.inner.param_groups == groups[:1]
+    binmask.param_groups, binmask.state = groups, state
+    assert binmask.inner.param_groups is groups
+    assert binmask.inner.state is state
+
+
+def test_pickle_and_deepcopy_go_on_alike():
+    model, binmask = trained()
+    twins = [copy.deepcopy((model, binmask)), pickle.loads(pickle.dumps((model, binmask)))]
+    train(model, binmask, 10, start=25)
+    for twin_model, twin in twins:
+        train(twin_model, twin, 10, start=25)
+        assert same(contents(binmask), contents(twin))
+        assert twin.sparsity() == binmask.sparsity() > 0
+
+
+def test_state_dict_through_a_file_resumes_bit_for_bit():
+    for dtype in (torch.float32, torch.bfloat16):
+        model, binmask = trained(dtype=dtype)
+        buffer = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": binmask.state_dict()}, buffer)
+        buffer.seek(0)
+        saved = torch.load(buffer, weights_only=True)
+        other, _ = network(dtype), None
+        resumed = binmask_dist.patch(other, sgd(other), **MASK)
+        other.load_state_dict(saved["model"])
+        resumed.load_state_dict(state_dict=saved["optimizer"])
+        assert same(contents(binmask), contents(resumed))
+        state = resumed.state[other[0].weight]
+        assert state["latent"].dtype == state["latent_exp_avg"].dtype == torch.float32
+        assert state["weight"].dtype == dtype
+        train(model, binmask, 15, start=25)
+        train(other, resumed, 15, start=25)
+        assert same(contents(binmask), contents(resumed))
+
+
+def test_dcp_creates_state_with_a_step_that_changes_nothing():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    binmask = binmask_dist.patch(model, sgd(model, weight_decay=0.1), **(MASK | dict(warmup=0.0)))
+    for group in binmask.param_groups:
+        group["lr"] = 0.0
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    binmask.step()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    state = binmask.state[model[0].weight]
+    assert set(state) >= {"weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_step", "flips"}
+    assert (state["latent"] == 0.3).all()
+    assert state["latent_step"] == 0
+
+
+def test_a_learning_rate_that_starts_at_zero_is_not_taken_for_that():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model, lr=0.0), **(MASK | dict(warmup=0.0)))
+    train(model, binmask, 1)
+    assert binmask.state[model[0].weight]["latent_step"] == 1
+
+
+def test_parameters_without_a_gradient_are_left_alone():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model), **(MASK | dict(warmup=0.0)))
+    binmask.set_epoch(0)
+    backward(model, 0)
+    model[2].weight.grad = None
+    before = model[2].weight.detach().clone()
+    binmask.step()
+    assert torch.equal(model[2].weight, before)
+    assert model[2].weight not in binmask.state
+    assert binmask.layer_sparsity()["2.weight"] == 0.0
+
+
+def test_an_average_of_the_model_is_masked_again():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(30):
+        train(model, binmask, 1, start=step)
+        average.update_parameters(model)
+    masks = binmask.masks()
+    assert any(average.module.get_parameter(name)[~mask].any() for name, mask in masks.items())
+    binmask.apply_masks_(average)
+    for name, mask in masks.items():
+        assert not average.module.get_parameter(name)[~mask].any()
+    with pytest.raises(ValueError, match="has no parameter '0.weight'"):
+        binmask.apply_masks_(nn.Linear(2, 2))
+
+
+def test_the_model_stays_ordinary():
+    """No hooks, no parametrizations, no new names: copies, pickles and compiles as it did."""
+    model, _ = trained()
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert torch.equal(copied[0].weight, model[0].weight)
+
+
+def test_warm_up_leaves_masks_on_and_the_optimizer_alone():
+    model, binmask = trained(steps=10)
+    assert binmask.masked_groups[0]["learning"] is False
+    assert binmask.sparsity() == 0.0
+    assert binmask.flips() == binmask_dist.Flips(0, 0)
+    train(model, binmask, 10, start=10)
+    assert binmask.sparsity() > 0.0
+
+
+def test_state_at_rest_is_at_most_sixteen_bytes_per_masked_weight():
+    for dtype, expected in ((torch.float32, 16), (torch.bfloat16, 14)):
+        model, binmask = trained(dtype=dtype)
+        dense = network(dtype)
+        plain = sgd(dense)
+        backward(dense, 0)
+        plain.step()
+        size = {
+            optimizer: sum(
+                value.numel() * value.element_size()
+                for state in optimizer.state.values()
+                for value in state.values()
+                if isinstance(value, torch.Tensor) and value.numel() > 2
+            )
+            for optimizer in (binmask, plain)
+        }
+        masked = sum(param.numel() for param in binmask.plan.masked.values())
+        assert (size[binmask] - size[plain]) / masked == expected
+
+
+# -- gradients that are not finite
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["masked", "unmasked"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize("steps", [5, 25])  # in the warm-up, and after it
+def test_a_gradient_that_is_not_finite_changes_nothing(bad, where, max_grad_norm, steps):
+    model, binmask = trained(steps=steps, max_grad_norm=max_grad_norm)
+    before = contents(binmask)
+    backward(model, 99)
+    if where == "masked":
+        index = binmask.masks()["0.weight"].nonzero()[0]  # a masked entry's gradient is not used when clipping
+        model[0].weight.grad[tuple(index)] = bad
+    else:
+        model[0].bias.grad[0] = bad
+    with pytest.warns(UserWarning, match="NaN or inf: the step changed nothing"):
+        binmask.step()
+    binmask.zero_grad()
+    assert same(contents(binmask), before)
+    assert binmask.skipped_steps == 1
+    train(model, binmask, 5, start=steps)
+    assert binmask.skipped_steps == 1
+    assert not same(contents(binmask), before)
+
+
+# -- bad input: one clear sentence each
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(lam=-1.0), "lam must be a finite number, 0 or more, not -1.0"),
+        (dict(lam=float("nan")), "lam must be a finite number"),
+        (dict(lam="1e-3"), "lam must be a finite number"),
+        (dict(epochs=0), "epochs must be a whole number, 1 or more, not 0"),
+        (dict(epochs=2.5), "epochs must be a whole number"),
+        (dict(alpha0=2.0), r"alpha0 must lie between 0 and alpha1 \(1.0\), not 2.0"),
+        (dict(alpha0=-0.1), "masks start on"),
+        (dict(alpha1=0.0), "alpha1 must be positive"),
+        (dict(warmup=1.5), "warmup is a fraction of the epochs"),
+        (dict(mask_lr=-1e-3), "mask_lr must be a finite number"),
+        (dict(mask_lr_final=float("inf")), "mask_lr_final must be a finite number"),
+        (dict(mask_betas=(0.9, 1.0)), "mask_betas must lie in"),
+        (dict(max_grad_norm=0), "max_grad_norm must be positive"),
+        (dict(targets="nothing"), "matched no weight"),
+        (dict(targets="("), "is not a valid regular expression"),
+    ],
+)
+def test_bad_settings_are_refused_and_the_optimizer_is_left_as_it_was(changes, message):
+    model = network()
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match=message):
+        binmask_dist.patch(model, optimizer, **(MASK | changes))
+    assert len(optimizer.param_groups) == 1
+    assert "masked" not in optimizer.param_groups[0]
+
+
+def test_bad_optimizers_are_refused():
+    model = network()
+    with pytest.raises(ValueError, match="owns none of the model's parameters"):
+        binmask_dist.patch(model, sgd(network()), **MASK)
+    optimizer = sgd(model)
+    binmask = binmask_dist.patch(model, optimizer, **MASK)
+    for again in (optimizer, binmask):
+        with pytest.raises(ValueError, match="patched already; call patch once"):
+            binmask_dist.patch(model, again, **MASK)
+    with pytest.raises(TypeError, match="LBFGS evaluates the model inside its step"):
+        binmask_dist.patch(model, torch.optim.LBFGS(model.parameters()), **MASK)
+    with pytest.raises(TypeError, match="must be a torch.optim.Optimizer, not Linear"):
+        binmask_dist.patch(model, nn.Linear(1, 1), **MASK)
+    scheduled = sgd(model)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    with pytest.raises(ValueError, match="make the learning-rate scheduler after patch"):
+        binmask_dist.patch(model, scheduled, **MASK)
+
+
+def test_forgetting_set_epoch_is_an_error_and_not_a_dense_run():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    backward(model, 0)
+    with pytest.raises(RuntimeError, match=r"call binmask.set_epoch\(epoch\) at the start of every epoch"):
+        binmask.step()
+    for epoch in (-1, 1.0, True):
+        with pytest.raises(ValueError, match="epoch must be a whole number"):
+            binmask.set_epoch(epoch)
+
+
+def test_a_sparse_gradient_is_refused():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
+    binmask = binmask_dist.patch(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), targets=["0.weight"], **(MASK | dict(warmup=0.0))
+    )
+    binmask.set_epoch(0)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match="sparse gradient"):
+        binmask.step()

@@ -1,0 +1,719 @@
+"""The plan: every kind of parameter by name, the forms of targets and exclude, and every error."""
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from binmask_dist.method.targets import Plan, make_plan
+
+
+def plan_of(model: nn.Module, targets="auto", exclude=(), owned: set[int] | None = None) -> Plan:
+    return make_plan(model, owned, targets, exclude)
+
+
+def masked(model: nn.Module, targets="auto", exclude=()) -> list[str]:
+    return list(plan_of(model, targets, exclude).masked)
+
+
+def entry(plan: Plan, name: str):
+    return next(entry for entry in plan.entries if entry.name == name)
+
+
+def in_class(name: str, *bases: type, **members) -> type:
+    """A class of the given name, as a library that is not installed would have it."""
+    return type(name, bases, members)
+
+
+class SmallNet(nn.Module):
+    """A stem, two blocks and a head: names such as layer1.0.conv.weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(self._block(), self._block())
+        self.fc = nn.Linear(4, 2)
+        self.token = nn.Parameter(torch.zeros(1, 3, 4))
+
+    def _block(self) -> nn.Module:
+        block = nn.Module()
+        block.conv = nn.Conv2d(4, 4, 1)
+        block.norm = nn.BatchNorm2d(4)
+        return block
+
+
+ALL_LAYERS = ["stem.weight", "layer1.0.conv.weight", "layer1.1.conv.weight", "fc.weight"]
+
+
+# Kinds under "auto".
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(2, 2, 1),
+        nn.Conv2d(2, 2, 1),
+        nn.Conv3d(2, 2, 1),
+        nn.ConvTranspose1d(2, 2, 1),
+        nn.ConvTranspose2d(2, 2, 1),
+        nn.ConvTranspose3d(2, 2, 1),
+        nn.Linear(2, 6),
+        nn.Bilinear(2, 2, 2),
+        in_class("Conv2dSame", nn.Conv2d)(2, 2, 1),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_weight_of_a_layer_is_masked_and_its_bias_is_not(layer):
+    plan = plan_of(layer)
+    assert list(plan.masked) == ["weight"]
+    assert plan.masked["weight"] is layer.weight
+    assert entry(plan, "bias").reason == "bias"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(2),
+        nn.BatchNorm2d(2),
+        nn.LayerNorm(2),
+        nn.GroupNorm(1, 2),
+        nn.RMSNorm(2),
+        nn.InstanceNorm2d(2, affine=True),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_norms_are_left_out(layer):
+    plan = plan_of(nn.Sequential(nn.Linear(2, 2), layer))
+    assert list(plan.masked) == ["0.weight"]
+    assert entry(plan, "1.weight").reason == "norm"
+
+
+def test_embeddings_are_left_out():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Embedding(3, 2), nn.EmbeddingBag(3, 2)])
+    plan = plan_of(model)
+    assert list(plan.masked) == ["0.weight"]
+    assert entry(plan, "1.weight").reason == entry(plan, "2.weight").reason == "embedding"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (8,), (), (1, 8, 1, 1)])
+def test_tokens_and_scales_are_left_out(shape):
+    model = nn.Linear(2, 2)
+    model.gamma = nn.Parameter(torch.ones(shape))
+    plan = plan_of(model)
+    assert list(plan.masked) == ["weight"]
+    assert entry(plan, "gamma").reason == "vector or scale"
+
+
+@pytest.mark.parametrize("shape", [(1, 17, 8), (49, 3)])
+def test_position_embeddings_and_tables_are_left_out(shape):
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.pos_embed = nn.Parameter(torch.ones(shape))
+    assert masked(model) == ["0.weight"]
+    assert "not of a known layer" in entry(plan_of(model), "pos_embed").reason
+
+
+def test_multihead_attention_with_one_projection():
+    assert masked(nn.MultiheadAttention(4, 2, add_bias_kv=True)) == ["in_proj_weight", "out_proj.weight"]
+
+
+def test_multihead_attention_with_separate_projections():
+    attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
+    names = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"]
+    assert masked(attention) == names
+
+
+@pytest.mark.parametrize("cls", [nn.RNN, nn.LSTM, nn.GRU])
+def test_recurrent_weights(cls):
+    rnn = cls(3, 4, num_layers=2, bidirectional=True)
+    plan = plan_of(rnn)
+    assert set(plan.masked) == {name for name, _ in rnn.named_parameters() if name.startswith("weight_")}
+    assert {e.kind for e in plan.entries if e.masked} == {f"{cls.__name__}.weight_ih", f"{cls.__name__}.weight_hh"}
+
+
+@pytest.mark.parametrize("cls", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_recurrent_cells(cls):
+    assert masked(cls(3, 4)) == ["weight_ih", "weight_hh"]
+
+
+def test_projected_lstm():
+    assert masked(nn.LSTM(3, 4, proj_size=2)) == ["weight_ih_l0", "weight_hh_l0", "weight_hr_l0"]
+
+
+def test_gpt2_conv1d():
+    from transformers.pytorch_utils import Conv1D
+
+    plan = plan_of(Conv1D(6, 4))
+    assert list(plan.masked) == ["weight"]
+    assert entry(plan, "weight").reason == "linear, stored transposed"
+
+
+def test_fused_qkv_is_a_linear():
+    from timm.layers import Attention
+
+    assert masked(Attention(8, num_heads=2)) == ["qkv.weight", "proj.weight"]
+
+
+def tiny_moe(name: str) -> nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        num_local_experts=2,
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def test_experts_of_mixtral():
+    plan = plan_of(tiny_moe("Mixtral"))
+    experts = [e for e in plan.entries if "Experts" in e.kind]
+    assert {e.kind for e in experts} == {"MixtralExperts.gate_up_proj", "MixtralExperts.down_proj"}
+    assert all(e.masked and e.reason == "experts" for e in experts)
+    assert all(plan.masked[e.name].dim() == 3 for e in experts)
+    assert not any(e.masked for e in plan.entries if e.kind == "MixtralTopKRouter.weight")
+
+
+def test_experts_with_biases():
+    plan = plan_of(tiny_moe("GptOss"))
+    experts = {e.kind: e.masked for e in plan.entries if "Experts" in e.kind}
+    assert experts == {
+        "GptOssExperts.gate_up_proj": True,
+        "GptOssExperts.gate_up_proj_bias": False,
+        "GptOssExperts.down_proj": True,
+        "GptOssExperts.down_proj_bias": False,
+    }
+
+
+def test_experts_of_dbrx():
+    from transformers import DbrxConfig, DbrxForCausalLM
+
+    ffn = {"ffn_hidden_size": 8, "moe_num_experts": 2, "moe_top_k": 1}
+    attention = {"kv_n_heads": 1, "rope_theta": 1e4}
+    config = DbrxConfig(d_model=8, n_heads=2, n_layers=1, vocab_size=20, ffn_config=ffn, attn_config=attention)
+    plan = plan_of(DbrxForCausalLM(config))
+    assert {e.kind for e in plan.entries if e.masked and "Expert" in e.kind} == {
+        f"DbrxExpertGLU.{name}" for name in ("w1", "v1", "w2")
+    }
+
+
+def test_grouped_linear_of_convbert():
+    from transformers.models.convbert.modeling_convbert import GroupedLinearLayer
+
+    assert masked(GroupedLinearLayer(8, 8, num_groups=2)) == ["weight"]
+
+
+# Shared and tied weights.
+
+
+def test_tied_head_is_left_out_and_said_so():
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "mid": nn.Linear(4, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["embed"].weight
+    plan = plan_of(model)
+    assert list(plan.masked) == ["mid.weight"]
+    tied = entry(plan, "embed.weight")
+    assert tied.reason == "embedding, tied to head.weight"
+    assert tied.kind == "Embedding.weight = Linear.weight"
+    assert [e.name for e in plan.entries] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("target", [["head"], ["embed.weight"], "head.*"])
+def test_tied_head_can_be_named_by_either_name(target):
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["embed"].weight
+    plan = plan_of(model, target)
+    assert list(plan.masked) == ["embed.weight"]
+    assert plan.notes == ("embed.weight and head.weight are one parameter with one mask",)
+
+
+def test_weight_shared_by_two_layers_has_one_mask():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model[1].weight = model[0].weight
+    plan = plan_of(model)
+    assert list(plan.masked) == ["0.weight"]
+    assert plan.notes == ("0.weight and 1.weight are one parameter with one mask",)
+
+
+def test_layer_used_twice_has_one_mask_and_needs_no_note():
+    layer = nn.Linear(4, 4)
+    plan = plan_of(nn.Sequential(layer, nn.ReLU(), layer))
+    assert list(plan.masked) == ["0.weight"]
+    assert plan.notes == ()
+
+
+# Weights that the layer computes from the parameter.
+
+
+def std_convolutions() -> list[nn.Module]:
+    from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+    from transformers.models.bit.modeling_bit import WeightStandardizedConv2d
+
+    plain = [cls(4, 4, 3) for cls in (StdConv2d, ScaledStdConv2d, WeightStandardizedConv2d)]
+    return plain + [cls(4, 4, 3) for cls in (StdConv2dSame, ScaledStdConv2dSame)]
+
+
+@pytest.mark.parametrize("layer", std_convolutions(), ids=lambda layer: type(layer).__name__)
+def test_weight_standardised_convolutions(layer):
+    model = nn.Sequential(layer, nn.Conv2d(4, 2, 1))
+    plan = plan_of(model)
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, "0.weight").reason.startswith("weight-standardised: a zero in it is no zero")
+    assert plan.notes == ()
+    explicit = plan_of(model, ["0.weight"])
+    assert list(explicit.masked) == ["0.weight"]
+    assert explicit.notes == (
+        f"{type(layer).__name__}.weight is weight-standardised: "
+        "a zero in it is no zero in the weight that the layer uses",
+    )
+
+
+def test_conditional_convolution():
+    from timm.layers import CondConv2d
+
+    model = nn.ModuleList([CondConv2d(4, 4, 3, num_experts=2), nn.Linear(2, 2)])
+    plan = plan_of(model)
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, "0.weight").reason.startswith("one of several kernels that are mixed")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (nn.utils.parametrizations.weight_norm, "parametrizations.weight.original1"),
+        (nn.utils.parametrizations.spectral_norm, "parametrizations.weight.original"),
+        (nn.utils.parametrizations.orthogonal, "parametrizations.weight.original"),
+    ],
+    ids=["weight_norm", "spectral_norm", "orthogonal"],
+)
+def test_parametrised_weights(wrap, name):
+    model = nn.Sequential(wrap(nn.Linear(4, 4)), nn.Linear(4, 4))
+    plan = plan_of(model)
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, f"0.{name}").reason.startswith("parametrised: ")
+    assert entry(plan, f"0.{name}").kind == f"ParametrizedLinear.{name.removeprefix('parametrizations.')}"
+    explicit = plan_of(model, [f"0.{name}"])
+    assert list(explicit.masked) == [f"0.{name}"]
+    assert len(explicit.notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda layer: nn.utils.weight_norm(layer), "weight_v"),
+        (lambda layer: nn.utils.spectral_norm(layer), "weight_orig"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight_orig"),
+    ],
+    ids=["weight_norm", "spectral_norm", "prune"],
+)
+def test_weights_under_hooks(wrap, name):
+    model = nn.Sequential(wrap(nn.Linear(4, 4)), nn.Linear(4, 4))
+    plan = plan_of(model)
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, f"0.{name}").reason.startswith("hooked (weight_norm, spectral_norm, prune): ")
+    assert len(plan_of(model, [f"0.{name}"]).notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_recurrent_weight_under_weight_norm():
+    rnn = nn.utils.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
+    assert masked(rnn) == ["weight_ih_l0"]
+
+
+# Frozen, foreign, quantised, lazy.
+
+
+def test_frozen_weights_are_left_out_and_said_so():
+    model = SmallNet()
+    model.layer1.requires_grad_(False)
+    plan = plan_of(model)
+    assert list(plan.masked) == ["stem.weight", "fc.weight"]
+    assert entry(plan, "layer1.0.conv.weight").reason == "frozen (requires_grad is False)"
+
+
+def test_weights_outside_the_optimizer_are_left_out_and_said_so():
+    model = SmallNet()
+    plan = plan_of(model, owned={id(param) for param in model.fc.parameters()})
+    assert list(plan.masked) == ["fc.weight"]
+    assert entry(plan, "stem.weight").reason == "not in the optimizer"
+
+
+def quantised_parameters() -> dict[str, nn.Parameter]:
+    packed = torch.zeros(8, 1, dtype=torch.uint8)
+    in_torchao = in_class("AffineQuantizedTensor", nn.Parameter, __module__="torchao.dtypes")
+    return {
+        "Params4bit": in_class("Params4bit", nn.Parameter)(packed, requires_grad=False),
+        "Int8Params": in_class("Int8Params", nn.Parameter)(torch.zeros(4, 4)),
+        "AffineQuantizedTensor": in_torchao(torch.zeros(4, 4)),
+        "torch.int8": nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False),
+        "torch.float8_e4m3fn": nn.Parameter(torch.zeros(4, 4, dtype=torch.float8_e4m3fn), requires_grad=False),
+    }
+
+
+@pytest.mark.parametrize("name", quantised_parameters())
+def test_quantised_parameters(name):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight = quantised_parameters()[name]
+    plan = plan_of(model)
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, "0.weight").reason == f"quantised ({name})"
+    error = (
+        f"target '0' names 0.weight, which is quantised ({name}); "
+        "masks need floating-point weights: load the model unquantised, or exclude it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
+        plan_of(model, ["0"])
+
+
+def quant_linear(class_name: str) -> nn.Module:
+    """GPTQ and AWQ keep packed integers in buffers."""
+    layer = in_class(class_name, nn.Module)()
+    layer.in_features, layer.out_features = 8, 4
+    layer.register_buffer("qweight", torch.zeros(1, 4, dtype=torch.int32))
+    layer.register_buffer("scales", torch.ones(1, 4))
+    return layer
+
+
+@pytest.mark.parametrize("class_name", ["QuantLinear", "TorchQuantLinear", "WQLinear_GEMM", "HQQLinear"])
+def test_quantised_modules(class_name):
+    model = nn.ModuleDict({"q_proj": quant_linear(class_name), "head": nn.Linear(4, 4)})
+    plan = plan_of(model)
+    assert list(plan.masked) == ["head.weight"]
+    assert entry(plan, "q_proj.weight").reason == f"quantised ({class_name})"
+    assert entry(plan, "q_proj.weight").numel == 32
+    for targets in (["q_proj"], [".".join(("q_proj", "weight"))], ".*weight"):
+        with pytest.raises(ValueError, match=rf"names q_proj.weight, which is quantised \({class_name}\); masks"):
+            plan_of(model, targets)
+    assert masked(model, ".*weight", exclude=["q_proj"]) == ["head.weight"]
+
+
+def test_quantisation_aware_layer_has_an_ordinary_weight():
+    assert masked(in_class("QuantLinear", nn.Linear)(4, 4)) == ["weight"]
+
+
+def test_dynamically_quantised_layer_of_torch():
+    from torch.ao.nn.quantized.dynamic import Linear
+
+    plan = plan_of(nn.ModuleList([Linear(4, 4), nn.Linear(4, 4)]))
+    assert list(plan.masked) == ["1.weight"]
+    assert entry(plan, "0.weight").reason == "quantised (Linear)"
+
+
+def test_complex_weights():
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4))
+    assert masked(model) == ["1.weight"]
+    with pytest.raises(ValueError, match=r"names 0.weight, which is complex; masks need real weights, or exclude it"):
+        plan_of(model, ["0"])
+
+
+def test_lazy_modules_are_an_error():
+    error = "^0.weight has no shape yet; run a batch through the lazy module before patch$"
+    with pytest.raises(ValueError, match=error):
+        plan_of(nn.Sequential(nn.LazyLinear(4)))
+
+
+def test_meta_model_gives_the_same_plan():
+    with torch.device("meta"):
+        model = SmallNet()
+    assert plan_of(model).entries == plan_of(SmallNet()).entries
+
+
+def test_partitioned_parameters_count_whole():
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].weight.ds_shape = torch.Size((4, 3))
+    model[0].weight.data = torch.empty(0)  # what deepspeed.zero.Init leaves
+    assert entry(plan_of(model), "0.weight").numel == 12
+
+
+# LoRA.
+
+
+@pytest.fixture
+def lora_model() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.mid = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 2)
+
+    return get_peft_model(Net(), LoraConfig(r=2, target_modules=["mid", "embed"], modules_to_save=["head"]))
+
+
+def test_lora(lora_model):
+    plan = plan_of(lora_model)
+    assert list(plan.masked) == [
+        "base_model.model.mid.lora_A.default.weight",
+        "base_model.model.mid.lora_B.default.weight",
+        "base_model.model.head.modules_to_save.default.weight",
+    ]
+    for name in ("mid.base_layer.weight", "head.original_module.weight"):
+        assert entry(plan, f"base_model.model.{name}").reason == "frozen (requires_grad is False)"
+    assert plan.notes == (
+        "the mask makes the adapter sparse; the weight that it is merged into stays dense",
+        "modules_to_save: the copy that peft trains is masked, not the original",
+    )
+
+
+def test_lora_by_regex(lora_model):
+    assert masked(lora_model, r".*lora_A\..*weight") == ["base_model.model.mid.lora_A.default.weight"]
+    with pytest.raises(ValueError, match=r"mid.base_layer.weight, which is frozen"):
+        plan_of(lora_model, r".*\.mid\..*")
+
+
+def test_unfrozen_base_weight_is_no_adapter(lora_model):
+    lora_model.base_model.model.mid.base_layer.requires_grad_(True)
+    assert entry(plan_of(lora_model), "base_model.model.mid.base_layer.weight").note == ""
+
+
+# The forms of targets and exclude.
+
+
+def test_auto_takes_all_layers():
+    assert masked(SmallNet()) == ALL_LAYERS
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        ("layer1.0.conv.weight", ["layer1.0.conv.weight"]),
+        (r"layer1\.0\.conv", ["layer1.0.conv.weight"]),
+        (r".*conv", ["layer1.0.conv.weight", "layer1.1.conv.weight"]),
+        (r"layer1.*", ["layer1.0.conv.weight", "layer1.1.conv.weight"]),
+        (".*", ALL_LAYERS),
+        (["fc"], ["fc.weight"]),
+        (["fc", "stem.weight"], ["stem.weight", "fc.weight"]),
+        (("conv",), ["layer1.0.conv.weight", "layer1.1.conv.weight"]),
+        (["1.conv.weight"], ["layer1.1.conv.weight"]),
+        ({"weight"}, ALL_LAYERS),
+        ((name for name in ["fc"]), ["fc.weight"]),
+    ],
+)
+def test_targets(targets, names):
+    plan = plan_of(SmallNet(), targets)
+    assert list(plan.masked) == names
+    assert [e.name for e in plan.entries if e.masked] == names
+
+
+def test_what_is_not_targeted_says_so():
+    plan = plan_of(SmallNet(), ["fc"])
+    assert entry(plan, "stem.weight").reason == "not targeted"
+    assert entry(plan, "fc.bias").reason == "bias"
+
+
+def test_names_match_from_a_dot_on_only():
+    with pytest.raises(ValueError, match="matched no weight"):
+        plan_of(SmallNet(), ["onv.weight"])
+    with pytest.raises(ValueError, match="matched no weight"):
+        plan_of(SmallNet(), ["layer1.0.con"])
+
+
+def test_dots_in_lists_are_dots():
+    model = nn.ModuleDict({"axb": nn.Linear(2, 2), "a": nn.ModuleDict({"b": nn.Linear(2, 2)})})
+    assert masked(model, ["a.b"]) == ["a.b.weight"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        (["fc.bias"], ["fc.bias"]),
+        (r".*conv\.bias", ["layer1.0.conv.bias", "layer1.1.conv.bias"]),
+        (["layer1.0.norm"], ["layer1.0.norm.weight", "layer1.0.norm.bias"]),
+        (["token"], ["token"]),
+        (["token", "fc"], ["token", "fc.weight"]),
+    ],
+)
+def test_target_that_matches_no_layer_takes_what_it_matches(targets, names):
+    plan = plan_of(SmallNet(), targets)
+    assert set(plan.masked) == set(names)
+    assert all(e.reason.startswith("targeted (") for e in plan.entries if e.masked and e.name != "fc.weight")
+
+
+@pytest.mark.parametrize(
+    ("targets", "exclude", "names"),
+    [
+        ("auto", ["fc"], ALL_LAYERS[:3]),
+        ("auto", "fc", ALL_LAYERS[:3]),
+        ("auto", r"layer1\..*", ["stem.weight", "fc.weight"]),
+        (".*", ["conv", "stem.weight"], ["fc.weight"]),
+        (["conv", "fc"], ["layer1.1.conv"], ["layer1.0.conv.weight", "fc.weight"]),
+        (["conv", "fc"], ["fc"], ["layer1.0.conv.weight", "layer1.1.conv.weight"]),
+    ],
+)
+def test_exclude_is_checked_first(targets, exclude, names):
+    plan = plan_of(SmallNet(), targets, exclude)
+    assert list(plan.masked) == names
+    assert {e.reason for e in plan.entries if e.name in ALL_LAYERS and not e.masked} <= {"excluded", "not targeted"}
+
+
+def test_excluding_a_frozen_weight_makes_the_target_valid():
+    model = SmallNet()
+    model.stem.requires_grad_(False)
+    assert masked(model, r".*\.weight", exclude=["stem"]) == ALL_LAYERS[1:]
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("targets", "error"),
+    [
+        ("x", "target 'x' matched no weight; names look like stem.weight, layer1.0.conv.weight, layer1.1.conv.weight"),
+        (
+            ["x"],
+            "target 'x' matched no weight; names look like stem.weight, layer1.0.conv.weight, layer1.1.conv.weight",
+        ),
+        (["fc", "x", "y"], "target 'x', 'y' matched no weight; names look like stem.weight"),
+        (["layer1.0.cnv"], "target 'layer1.0.cnv' matched no weight; names look like layer1.0.conv"),
+        (
+            ["layer1"],
+            "target 'layer1' matched no weight; for all that is inside, such as layer1.0.conv.weight, "
+            "use the regex 'layer1.*'",
+        ),
+        ("layer1", "target 'layer1' matched no weight; for all that is inside"),
+        ("(", "target '(' is not a valid regular expression: missing ), unterminated subpattern at position 0"),
+        ("", "target '' matched no weight; names look like stem.weight"),
+        ([], 'targets is empty; leave it out, or say "auto", to mask all layers'),
+    ],
+)
+def test_targets_that_match_nothing(targets, error):
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}"):
+        plan_of(SmallNet(), targets)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "error"),
+    [
+        ("x", "exclude 'x' matched no weight; names look like stem.weight"),
+        (["fc", "y"], "exclude 'y' matched no weight"),
+        ("[", "exclude '[' is not a valid regular expression: "),
+    ],
+)
+def test_excludes_that_match_nothing(exclude, error):
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}"):
+        plan_of(SmallNet(), exclude=exclude)
+
+
+@pytest.mark.parametrize("rule", [None, 3, ["fc", 3], [["fc"]]])
+def test_wrong_types(rule):
+    with pytest.raises(TypeError, match=r"^target must be a regex or a list of names, not "):
+        plan_of(SmallNet(), rule)
+    with pytest.raises(TypeError, match=r"^exclude must be a regex or a list of names, not "):
+        plan_of(SmallNet(), exclude=rule)
+
+
+def test_frozen_target():
+    model = SmallNet()
+    model.fc.requires_grad_(False)
+    error = (
+        "target 'fc' names fc.weight, which is frozen (requires_grad is False); "
+        "set requires_grad before patch, or exclude it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
+        plan_of(model, ["fc"])
+
+
+def test_target_that_the_optimizer_does_not_own():
+    model = SmallNet()
+    error = (
+        "target 'fc' names fc.weight, which is not in the optimizer; "
+        "make the optimizer from model.parameters(), or exclude it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
+        plan_of(model, "fc", owned={id(model.stem.weight)})
+
+
+def frozen_net() -> nn.Module:
+    return SmallNet().requires_grad_(False)
+
+
+def quantised_net() -> nn.Module:
+    return nn.ModuleDict({"q": quant_linear("QuantLinear"), "norm": nn.LayerNorm(4)})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error"),
+    [
+        (nn.LayerNorm(4), {}, "the model has no convolution or linear weight; name in targets what to mask"),
+        (frozen_net(), {}, "4 weights are frozen (requires_grad is False); set requires_grad before patch"),
+        (
+            SmallNet(),
+            {"owned": set()},
+            "4 weights are not in the optimizer; make the optimizer from model.parameters()",
+        ),
+        (nn.Linear(2, 2), {"exclude": ["weight"]}, "1 weight is excluded"),
+        (SmallNet(), {"targets": ["fc"], "exclude": ["fc"]}, "2 weights are excluded"),
+        (
+            quantised_net(),
+            {},
+            "1 weight is quantised (QuantLinear); masks need floating-point weights: load the model unquantised",
+        ),
+        (
+            std_convolutions()[0],
+            {},
+            "1 weight is weight-standardised: a zero in it is no zero in the weight that the layer uses; "
+            "name it in targets to mask it all the same",
+        ),
+    ],
+)
+def test_nothing_to_mask(model, options, error):
+    with pytest.raises(ValueError, match=f"^{re.escape('nothing to mask: ' + error)}$"):
+        plan_of(model, **options)
+
+
+# The plan as an object.
+
+
+def test_print():
+    model = SmallNet()
+    model.layer1[1].conv.requires_grad_(False)
+    model.head = nn.Linear(4, 5)
+    assert str(plan_of(model, exclude=["head"])) == "\n".join(
+        [
+            "masked  kind                parameters  weights  why",
+            "yes     Conv2d.weight                2      124  convolution",
+            "yes     Linear.weight                1        8  linear",
+            "no      SmallNet.token               1       12  not of a known layer (token, table, router, ...)",
+            "no      Conv2d.bias                  3       12  bias",
+            "no      BatchNorm2d.weight           3       12  norm",
+            "no      BatchNorm2d.bias             3       12  bias",
+            "no      Conv2d.weight                1       16  frozen (requires_grad is False)",
+            "no      Linear.bias                  1        2  bias",
+            "no      Linear.weight                1       20  excluded",
+            "no      Linear.bias                  1        5  excluded",
+            "total: 3 of 17 parameters masked, 132 of 223 weights (59.2%)",
+        ]
+    )
+
+
+def test_notes_are_printed():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model[1].weight = model[0].weight
+    assert str(plan_of(model)).endswith("\nnote: 0.weight and 1.weight are one parameter with one mask")
+
+
+def test_every_parameter_has_one_entry_in_order():
+    model = SmallNet()
+    plan = plan_of(model)
+    assert [(e.name, e.numel) for e in plan.entries] == [(n, p.numel()) for n, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_a_copy_of_a_plan_is_words_only(duplicate):
+    plan = plan_of(SmallNet())
+    again = duplicate(plan)
+    assert str(again) == str(plan)
+    assert again.entries == plan.entries
+    assert again.masked == {}
+    assert plan.masked
