@@ -17,7 +17,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # some writers, safetensors among them, make files that only their owner may read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())  # a rename may reach the disk before the data does
         os.replace(temporary, path)

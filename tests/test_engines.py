@@ -78,7 +78,7 @@ def test_a_checkpoint_of_any_engine_loads_under_any_other(folder, source, target
 @pytest.mark.parametrize("source", ENGINES)
 def test_a_checkpoint_of_two_ranks_loads_on_one_process(folder, source):
     """And training goes on to the masks that one process, never interrupted, ends with."""
-    model, binmask = work.build(Case("ddp"), False)
+    model, binmask = work.build(Case("ddp"))
     assert binmask_dist.load_checkpoint(folder / source, binmask) == {"step": MIDDLE}
     _, expected = work.single_process(Case("ddp"), stop=MIDDLE)
     for name, mask in expected.masks().items():

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from binmask_dist.files import replacing, write_atomically
 
@@ -37,3 +39,11 @@ def test_the_temporary_file_keeps_the_suffix(tmp_path: Path) -> None:
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "nowhere" / "x.json", "{}")
+
+
+def test_the_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    path, other = tmp_path / "model.safetensors", tmp_path / "other"
+    other.touch()
+    with replacing(path) as temporary:
+        save_file({"weight": torch.zeros(2)}, temporary)
+    assert path.stat().st_mode == other.stat().st_mode

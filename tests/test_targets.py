@@ -415,6 +415,13 @@ def test_complex_weights():
         plan_of(model, ["0"])
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_empty_weights():
+    model = nn.Sequential(nn.Linear(4, 0), nn.Linear(4, 4))
+    assert masked(model) == ["1.weight"]
+    assert entry(plan_of(model), "0.weight").reason == "empty"
+
+
 def test_lazy_modules_are_an_error():
     error = "^0.weight has no shape yet; run a batch through the lazy module before patch$"
     with pytest.raises(ValueError, match=error):

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
 
+from binmask_dist.training import run_folder
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.data import digits, load_images
 from binmask_dist.training.report import saved_figures
@@ -91,13 +93,17 @@ def test_the_closing_table_says_what_got_smaller(run: tuple[Path, str]) -> None:
     assert all(name in output for name in result["layer_sparsity"])
 
 
-def test_an_existing_run_is_not_written_over(run: tuple[Path, str]) -> None:
-    folder, _ = run
-    before = (folder / "result.json").read_bytes()
-    done = start("launch/train.py", f"--run_root={folder.parent}", "--name=short", "--epochs=1")
-    assert done.returncode != 0
-    assert "holds a run already; give another --name" in done.stderr
-    assert (folder / "result.json").read_bytes() == before
+def test_an_existing_run_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "broadcast_object_list", lambda answer: answer)  # alone: nobody to tell
+    alone = SimpleNamespace(is_main_process=True)
+    config = TrainConfig(run_root=str(tmp_path), name="first")
+    folder = run_folder.RunFolder.create(config, alone)
+    assert json.loads((folder.path / "config.json").read_text())["name"] == "first"
+    with pytest.raises(SystemExit, match="holds a run already; give another --name"):
+        run_folder.RunFolder.create(config, alone)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="cannot be made"):
+        run_folder.RunFolder.create(TrainConfig(run_root=str(tmp_path / "file")), alone)
 
 
 def test_a_misspelt_key_names_the_nearest() -> None:

@@ -32,7 +32,8 @@ from binmask_dist.method.state import make_state
 INDEX = "checkpoint.json"
 FORMAT = "binmask_dist checkpoint 1"
 BYTES_PER_FILE = 2 * 2**30
-NOT_SETTINGS = ("params", "param_names", "grad_norm")
+# what describes the process and not the training: the next one may run on other engines and devices
+NOT_SETTINGS = ("params", "param_names", "grad_norm", "compile", "fused", "prefer_fused", "foreach")
 
 
 class CheckpointError(ValueError):
@@ -293,6 +294,7 @@ def _set_zero_parameter(param: nn.Parameter, full: Tensor) -> None:
 @torch.no_grad()
 def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where: dict[str, Placement]) -> None:
     binmask.state.clear()
+    binmask.settle_fused()
     group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
     for name, place in where.items():
         if place.holder is None:
@@ -304,8 +306,11 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where:
         for key in saved_keys:
             _load_entry(state, key, stored[f"{key}:{name}"], place)
         for key, value in index["scalars"][name].items():
-            # torch's optimizers count steps in tensors on the CPU
-            state[key] = torch.tensor(float(value)) if key in ("step", "latent_step") else value
+            # steps are counted in tensors, which a fused update looks for beside the weight
+            if key in ("step", "latent_step"):
+                fused = key == "step" and group_of[name].get("fused")
+                value = torch.tensor(float(value), device=place.device if fused else "cpu")
+            state[key] = value
     _load_flips(index["flips"], binmask, where)
 
 

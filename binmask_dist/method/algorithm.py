@@ -11,10 +11,9 @@ backpropagation gives for the product W * b:
     product = W * q(latent)                                what the next forward pass sees
 
 `learn_` is everything before U, `product_` everything after it. Both only do element-wise maths, so they may
-be handed a flat, padded or sharded piece of a weight. fp32 inside, the tensors' own dtype outside. Scalars
-arrive as one tensor, because a Python float in compiled code would be a new graph for every value.
-
-The same functions run compiled (see `kernels.py`) and eagerly, and round alike in both.
+be handed a flat, padded or sharded piece of a weight. fp32 inside, the tensors' own dtype outside. They are written
+for torch.compile: scalars arrive as one tensor, because a Python float would be a new graph for every value.
+`learn_eagerly_` is the same step where there is no compiler, in the few passes that torch's own kernels allow.
 """
 
 import math
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 
 def warmup_epochs(warmup: float, epochs: int) -> int:
@@ -44,38 +44,23 @@ def mask_rate(epoch: int, *, epochs: int, waiting: int, initial: float, final: f
 
 @dataclass(frozen=True)
 class Scalars:
-    """The scalars of one step, in the order in which `learn_` unpacks them."""
+    """The scalars of one step."""
 
+    step: int  # Adam's, counted from 1
     lam: float
-    beta1: float
-    one_minus_beta1: float
-    beta2: float
-    one_minus_beta2: float
-    step_size: float
-    second_moment_scale: float
+    rate: float
+    betas: tuple[float, float]
     eps: float
     alpha1: float
-    clip: float
-
-    @classmethod
-    def at(cls, step: int, *, lam, rate, betas, eps, alpha1, clip=1.0) -> "Scalars":
-        """For Adam's step number `step`, counted from 1: the bias corrections are scalars too."""
-        beta1, beta2 = betas
-        return cls(
-            lam=lam,
-            beta1=beta1,
-            one_minus_beta1=1 - beta1,
-            beta2=beta2,
-            one_minus_beta2=1 - beta2,
-            step_size=rate / (1 - beta1**step),
-            second_moment_scale=math.sqrt(1 - beta2**step),
-            eps=eps,
-            alpha1=alpha1,
-            clip=clip,
-        )
+    clip: float = 1.0
 
     def tensor(self, device: torch.device) -> Tensor:
-        return torch.tensor(list(vars(self).values()), dtype=torch.float32, device=device)
+        """In the order in which `learn_` unpacks them, with Adam's bias corrections worked in."""
+        beta1, beta2 = self.betas
+        step_size = self.rate / (1 - beta1**self.step)
+        second_moment_scale = math.sqrt(1 - beta2**self.step)
+        values = [self.lam, beta1, 1 - beta1, beta2, 1 - beta2, step_size, second_moment_scale]
+        return torch.tensor([*values, self.eps, self.alpha1, self.clip], dtype=torch.float32, device=device)
 
 
 def latent_gradient(grad: Tensor, weight: Tensor, keep: Tensor, lam: Tensor | float) -> Tensor:
@@ -89,7 +74,7 @@ def learn_(
     latent: Tensor,  # fp32
     exp_avg: Tensor,  # fp32: Adam's first moment of the latent
     exp_avg_sq: Tensor,  # fp32: Adam's second moment; its sign bit is set where the mask flips in this step
-    scalars: Tensor,  # fp32, shape (10,): see Scalars
+    scalars: Tensor,  # fp32, shape (10,): Scalars.tensor
 ) -> None:
     """Update the latents in place and leave g_W in `grad`, for U.
 
@@ -102,7 +87,7 @@ def learn_(
     grad_b = latent_gradient(g, weight.float(), keep, lam)
     m = exp_avg * beta1 + grad_b * one_minus_beta1
     v = exp_avg_sq.abs() * beta2 + grad_b * grad_b * one_minus_beta2
-    moved = latent - (m * step_size) / (_sqrt(v) / scale + eps)
+    moved = latent - (m * step_size) / (v.sqrt() / scale + eps)
     flipped = (moved >= 0) != keep
     exp_avg.copy_(m)
     exp_avg_sq.copy_(torch.where(flipped, -v, v))
@@ -110,10 +95,46 @@ def learn_(
     grad.copy_(torch.where(keep, g * clip, 0.0))
 
 
+def learn_eagerly_(
+    grad: Tensor, weight: Tensor, latent: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Scalars
+) -> Tensor:
+    """`learn_` with torch's fused Adam. Returns how many masks flipped: (on to off, off to on)."""
+    keep = latent >= 0
+    grad_b = torch.mul(grad, weight).float().add_(keep, alpha=scalars.lam)
+    exp_avg_sq.abs_()  # a compiled step before this one may have left sign bits
+    beta1, beta2 = scalars.betas
+    adam(
+        [latent],
+        [grad_b],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [torch.tensor(scalars.step - 1.0, device=latent.device)],
+        fused=latent.device.type in ("cpu", "cuda"),
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=scalars.rate,
+        weight_decay=0.0,
+        eps=scalars.eps,
+        maximize=False,
+    )
+    latent.clamp_(-scalars.alpha1, scalars.alpha1)
+    now = latent >= 0
+    grad.mul_(keep)
+    if scalars.clip != 1.0:
+        grad.mul_(scalars.clip)
+    return torch.stack((torch.count_nonzero(keep > now), torch.count_nonzero(keep < now)))
+
+
 def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
     """Leave g_W in `grad` while the masks are fixed."""
     clip = scalars[-1]
     grad.copy_(torch.where(latent >= 0, grad.float() * clip, 0.0))
+
+
+def mask_gradient_eagerly_(grad: Tensor, latent: Tensor, scalars: Scalars) -> None:
+    grad.mul_(latent >= 0).mul_(scalars.clip)
 
 
 def product_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) -> Tensor:
@@ -127,18 +148,10 @@ def product_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) 
 
 
 def mask_product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
-    """param = W * b while the masks are fixed."""
+    """param = W * b while the masks are fixed, or where flips are counted elsewhere."""
     param.copy_(torch.where(latent >= 0, weight, 0.0))
 
 
 def masked_square_sum(grad: Tensor, latent: Tensor) -> Tensor:
     """Sum of squares of g_W, for gradient clipping: masked entries do not count."""
     return torch.where(latent >= 0, grad.float(), 0.0).square().sum()
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    # Eager CPU code calls MKL's single-precision root, which is off by one bit for a fifth of all inputs;
-    # compiled code calls the processor's. Going through fp64 makes both round alike.
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return x.sqrt()
-    return x.double().sqrt().float()

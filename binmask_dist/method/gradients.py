@@ -1,12 +1,13 @@
 """The norm of what U is given: for gradient clipping, and to find gradients that are not finite."""
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from binmask_dist.method import algorithm, kernels
+from binmask_dist.method import kernels
 from binmask_dist.method.layout import local_part, shard_groups
 
 
@@ -15,6 +16,12 @@ def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bo
 
     `of_masked`: of g_W, which masked entries do not count in, instead of g.
     """
+    norm = _norm(param_groups, state, of_masked, exact=False)
+    # squares of large but finite gradients overflow in fp32
+    return norm if math.isfinite(norm) else _norm(param_groups, state, of_masked, exact=True)
+
+
+def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exact: bool) -> float:
     by_shards: dict[tuple[Any, ...], list[Tensor]] = {}
     for group in param_groups:
         for param in group["params"]:
@@ -23,16 +30,20 @@ def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bo
             grad = local_part(param.grad)
             latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
             if latent is None:
-                squares = _square_sum(grad)
+                squares = _square_sum(grad, exact)
+            elif exact:
+                squares = _square_sum(torch.where(local_part(latent) >= 0, grad, 0.0), exact)
             else:
-                squares = kernels.run(algorithm.masked_square_sum, (grad, local_part(latent)), None, group["compile"])
-            by_shards.setdefault(shard_groups(param), []).append(squares)
+                squares = kernels.masked_square_sum((grad, local_part(latent)), group["compile"])
+            by_shards.setdefault(shard_groups(param), []).append(squares.double())
     return _sum_over_shards(param_groups, by_shards) ** 0.5
 
 
-def _square_sum(grad: Tensor) -> Tensor:
+def _square_sum(grad: Tensor, exact: bool) -> Tensor:
     if grad.is_sparse:  # an embedding's, say
         grad = grad.coalesce().values()
+    if exact or grad.dtype == torch.float64:
+        return torch.linalg.vector_norm(grad, dtype=torch.float64).square()
     if grad.dtype == torch.float32 and grad.device.type == "cpu" and grad.is_contiguous():
         flat = grad.view(-1)
         return torch.dot(flat, flat)  # the one reduction that reads at the speed of memory there
@@ -48,7 +59,7 @@ def _sum_over_shards(param_groups: list[dict[str, Any]], by_shards: dict[tuple[A
     )
     for groups in shardings:
         squares = by_shards.get(groups)
-        part = torch.stack(squares).sum() if squares else torch.zeros((), device=_device(param_groups))
+        part = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=_device(param_groups))
         for process_group in groups:
             dist.all_reduce(part, group=process_group)
         total += part.item()

@@ -2,12 +2,15 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-EAGER_PIECE = 2**16  # eager temporaries then stay in the processor's cache, and small next to any large weight
+from binmask_dist.method import algorithm
+from binmask_dist.method.algorithm import Scalars
+
+EAGER_PIECE = 2**17  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 
 # torch.compile guards sizes 0 and 1, which would be further graphs.
@@ -16,37 +19,29 @@ SMALLEST_COMPILED = 2
 _compiler_failed = False
 
 
-def run(function: Callable, tensors: Iterable[Tensor], scalars: Tensor | None, compiled: bool) -> Tensor | None:
-    """Apply `function` to `tensors` (all of one shape) and `scalars`; results of the pieces are added up."""
-    tensors = list(tensors)
-    extra = () if scalars is None else (scalars,)
-    total = None
-    for pieces in _pieces(tensors, compiled and not _compiler_failed):
-        result = _call(function, pieces, extra, compiled)
-        total = result if total is None or result is None else total + result
-    return total
+def learn_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> Tensor | None:
+    """Update (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns flips if they are known already."""
+    return _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
 
 
-def _call(function: Callable, tensors: tuple[Tensor, ...], extra: tuple[Tensor, ...], compiled: bool) -> Tensor | None:
-    global _compiler_failed
-    if not compiled or _compiler_failed or tensors[0].ndim != 1 or len(tensors[0]) < SMALLEST_COMPILED:
-        return function(*tensors, *extra)
-    try:
-        # .data: torch.compile guards the base of a view too, and shapes differ there
-        return _compiled(function)(*(tensor.data for tensor in tensors), *extra)
-    except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
-        _compiler_failed = True
-        warnings.warn(
-            "BinMask's step could not be compiled and runs eagerly: same masks, slower. "
-            f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
-            stacklevel=2,
-        )
-        return function(*tensors, *extra)
+def product_(tensors: Sequence[Tensor], compiled: bool) -> Tensor | None:
+    """Set param from (param, weight, latent, exp_avg_sq) after U. Returns flips if `learn_` did not."""
+    return _run(algorithm.product_, _product_eagerly_, tensors, compiled)
 
 
-@functools.cache
-def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=True, fullgraph=True)
+def mask_gradient_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> None:
+    """Mask grad in (grad, latent)."""
+    _run(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, tensors, compiled, scalars)
+
+
+def mask_product_(tensors: Sequence[Tensor], compiled: bool) -> None:
+    """Set param from (param, weight, latent)."""
+    _run(algorithm.mask_product_, algorithm.mask_product_, tensors, compiled)
+
+
+def masked_square_sum(tensors: Sequence[Tensor], compiled: bool) -> Tensor | None:
+    """Sum of squares of g_W from (grad, latent)."""
+    return _run(algorithm.masked_square_sum, algorithm.masked_square_sum, tensors, compiled)
 
 
 def compilation_is_off() -> bool:
@@ -54,26 +49,67 @@ def compilation_is_off() -> bool:
     return bool(torch._dynamo.config.disable)
 
 
-def _pieces(tensors: list[Tensor], compiled: bool) -> Iterable[tuple[Tensor, ...]]:
-    """Flat pieces of the tensors, cut in the same places; empty tensors give none."""
-    if tensors[0].numel() == 0:
-        return ()
+def _product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) -> None:
+    algorithm.mask_product_(param, weight, latent)
+
+
+def _run(
+    to_compile: Callable, eager: Callable, tensors: Sequence[Tensor], compiled: bool, scalars: Scalars | None = None
+) -> Tensor | None:
+    """Apply one of two forms of a function, piece by piece; results of the pieces are added up."""
+    global _compiler_failed
+    compiled = compiled and not _compiler_failed and tensors[0].numel() >= SMALLEST_COMPILED
     flat = _flat_views(tensors)
-    if flat is None:  # the tensors do not share a memory order: element by element in their own shape
-        return (tuple(tensors),)
-    on_cpu = tensors[0].device.type == "cpu"
-    size = EAGER_PIECE if on_cpu and not compiled else COMPILED_PIECE
-    if len(flat[0]) <= size:
-        return (tuple(flat),)
-    return zip(*(tensor.split(size) for tensor in flat), strict=True)
+    if compiled and flat is not None:
+        extra = () if scalars is None else (_scalar_tensor(scalars, tensors[0].device),)
+        try:
+            return _add_up(_compiled(to_compile), _pieces(flat, COMPILED_PIECE), extra)
+        except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
+            _compiler_failed = True
+            warnings.warn(
+                "BinMask's step could not be compiled and runs eagerly: same masks, slower. "
+                f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
+                stacklevel=2,
+            )
+    extra = () if scalars is None else (scalars,)
+    if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
+        return _add_up(eager, [tuple(tensors)], extra)
+    size = EAGER_PIECE if tensors[0].device.type == "cpu" else COMPILED_PIECE
+    return _add_up(eager, _pieces(flat, size), extra)
 
 
-def _flat_views(tensors: list[Tensor]) -> list[Tensor] | None:
+def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple) -> Tensor | None:
+    total = None
+    for piece in pieces:
+        result = function(*piece, *extra)
+        total = result if total is None or result is None else total + result
+    return total
+
+
+@functools.cache
+def _compiled(function: Callable) -> Callable:
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
+@functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step
+def _scalar_tensor(scalars: Scalars, device: torch.device) -> Tensor:
+    return scalars.tensor(device)
+
+
+def _pieces(flat: Sequence[Tensor], size: int) -> Iterable[Sequence[Tensor]]:
+    """The 1-D tensors, cut in the same places; empty ones give none."""
+    if len(flat[0]) == 0:
+        return []
+    columns = zip(*(tensor.split(size) for tensor in flat), strict=True)
+    # .data: torch.compile guards the base of a view too, whose shapes differ
+    return ([piece.data for piece in column] for column in columns)
+
+
+def _flat_views(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     """1-D views in the memory order of the first tensor (channels_last, say), or None if another one differs."""
-    first = tensors[0]
     if all(tensor.is_contiguous() for tensor in tensors):
         return [tensor.view(-1) for tensor in tensors]
-    order = sorted(range(first.ndim), key=lambda dim: -first.stride(dim))
+    order = sorted(range(tensors[0].ndim), key=lambda dim: -tensors[0].stride(dim))
     views = [tensor.permute(order) for tensor in tensors]
     if not all(view.is_contiguous() for view in views):
         return None

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from binmask_dist.method import algorithm, readout
@@ -153,6 +154,7 @@ class BinMask(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.settle_fused()
         if self._only_makes_state():
             self.inner.step()
         else:
@@ -187,31 +189,36 @@ class BinMask(Optimizer):
         for update in updates:
             self.state[update.param].update(update.state)
 
+    def settle_fused(self) -> None:
+        """Let torch's optimizer use its fused form: it moves fewer bytes than the plain one by more than masks add.
+
+        Settled at the first step, when it is known whether an engine has made DTensors: SGD has no fused form for them.
+        """
+        for group in self.param_groups:
+            if group.pop("prefer_fused", False):
+                group["fused"] = not any(isinstance(param, DTensor) for param in group["params"])
+
     def _updates(self, group: dict[str, Any], clip: float) -> Iterator[Update]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
-        scalars: dict[int, Tensor] = {}  # parameters of a group nearly always agree on the number of the step
         for param in group["params"]:
             state = self.state.get(param, {})
             if param.grad is None or (all_on(group, state) and not learns):
                 continue
-            mask_state = (
-                {key: state[key] for key in MASK_KEYS} if "latent" in state else make_state(param, group, self.model)
+            if "latent" not in state:
+                state = make_state(param, group, self.model)
+            mask_state = {key: state[key] for key in MASK_KEYS}
+            scalars = algorithm.Scalars(
+                step=int(mask_state["latent_step"].item()) + 1,
+                lam=group["lam"],
+                rate=group["mask_lr"],
+                betas=tuple(group["mask_betas"]),
+                eps=group["mask_eps"],
+                alpha1=group["alpha1"],
+                clip=clip,
             )
-            step = int(mask_state["latent_step"].item()) + 1
-            if step not in scalars:
-                values = algorithm.Scalars.at(
-                    step,
-                    lam=group["lam"],
-                    rate=group["mask_lr"],
-                    betas=group["mask_betas"],
-                    eps=group["mask_eps"],
-                    alpha1=group["alpha1"],
-                    clip=clip,
-                )
-                scalars[step] = values.tensor(local_part(param).device)
-            yield Update(param, mask_state, group, scalars[step], learns)
+            yield Update(param, mask_state, group, scalars, learns)
 
     def _params_with_grad(self) -> Iterator[Tensor]:
         return (param for group in self.param_groups for param in group["params"] if param.grad is not None)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from binmask_dist.method import algorithm, kernels
+from binmask_dist.method import kernels
+from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.layout import local_part, placements, runs_under_zero, sharded_like
 
 MASK_KEYS = ("weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_step", "flips")
@@ -52,7 +53,7 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
 class Update:
     """One masked weight in one step. Between the two halves, p holds W and its gradient is g_W."""
 
-    def __init__(self, param: Tensor, state: dict[str, Tensor], group: dict[str, Any], scalars: Tensor, learns: bool):
+    def __init__(self, param: Tensor, state: dict[str, Tensor], group: dict[str, Any], scalars: Scalars, learns: bool):
         self.param = param
         self.state = state
         self.scalars = scalars
@@ -67,10 +68,10 @@ class Update:
         if self.weight_is_stale:
             weight.copy_(local_part(self.param))
         if self.learns:
-            kernels.run(algorithm.learn_, (grad, weight, latent, exp_avg, exp_avg_sq), self.scalars, self.compile)
+            self._count(kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), self.scalars, self.compile))
             self.state["latent_step"] += 1
         else:
-            kernels.run(algorithm.mask_gradient_, (grad, latent), self.scalars, self.compile)
+            kernels.mask_gradient_((grad, latent), self.scalars, self.compile)
         self._exchange()
 
     def after_inner(self) -> None:
@@ -80,11 +81,13 @@ class Update:
         param = local_part(self.param.detach())
         weight, latent, _, exp_avg_sq = self._local_state()
         if self.learns:
-            flips = kernels.run(algorithm.product_, (param, weight, latent, exp_avg_sq), None, self.compile)
-            if flips is not None:  # an empty shard has none
-                local_part(self.state["flips"]).add_(flips)
+            self._count(kernels.product_((param, weight, latent, exp_avg_sq), self.compile))
         else:
-            kernels.run(algorithm.mask_product_, (param, weight, latent), None, self.compile)
+            kernels.mask_product_((param, weight, latent), self.compile)
+
+    def _count(self, flips: Tensor | None) -> None:
+        if flips is not None:
+            local_part(self.state["flips"]).add_(flips)
 
     def _local_state(self) -> list[Tensor]:
         return [local_part(self.state[key]) for key in MASK_KEYS[:4]]

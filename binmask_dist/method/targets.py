@@ -64,6 +64,7 @@ QUANTISED_MODULES = re.compile(
 WAY_OUT = {  # of what keeps a parameter of any kind from being masked
     "quantised": "masks need floating-point weights: load the model unquantised",
     "complex": "masks need real weights",
+    "empty": "there is nothing to mask in it",
     "frozen": "set requires_grad before patch",
     "not in the optimizer": "make the optimizer from model.parameters()",
 }
@@ -298,6 +299,8 @@ def _obstacle(param: nn.Parameter, owned: set[int] | None) -> str:
         return f"quantised ({cls.__name__})"
     if param.is_complex():
         return "complex"
+    if not _shape(param).numel():
+        return "empty"
     if not param.is_floating_point() or param.dtype.itemsize < 2:  # float8 is for storage, not for training
         return f"quantised ({param.dtype})"
     if not param.requires_grad:

@@ -207,9 +207,7 @@ def compiled(_: Path) -> dict:
     for engine in ("ddp", "fsdp2", "zero3"):
         case = Case(engine)
         accelerator = work.make_accelerator(case)
-        model, binmask = work.build(case, False)
-        for group in binmask.masked_groups:
-            group["compile"] = True
+        model, binmask = work.build(case, compile=True)
         if engine == "ddp":
             model.compile(fullgraph=True)
         model, optimizer = accelerator.prepare(model, binmask)

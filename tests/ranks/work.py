@@ -13,7 +13,7 @@ from binmask_dist.method.layout import placements
 WORLD = 2
 STEPS = 40
 MICRO_BATCH = 8
-MASK = dict(lam=3e-4, epochs=4, mask_lr=6e-2, mask_lr_final=1e-2, warmup=0.25, compile=False)
+MASK = dict(lam=3e-4, epochs=4, mask_lr=6e-2, mask_lr_final=1e-2, warmup=0.25)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
-def build(case: Case, gradient_clipping_by_engine: bool):
+def build(case: Case, compile: bool = False):
     model = Network()
-    limit = None if gradient_clipping_by_engine else case.max_norm
-    return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, **MASK)
+    limit = None if case.engine.startswith("zero") else case.max_norm  # ZeRO has a clipping of its own
+    return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, compile=compile, **MASK)
 
 
 def epoch_of(step: int) -> int:
@@ -80,7 +80,7 @@ def epoch_of(step: int) -> int:
 
 def single_process(case: Case, stop: int = STEPS):
     """The same global batches on one process, gradients averaged over the ranks' shares."""
-    model, binmask = build(case, case.engine.startswith("zero"))
+    model, binmask = build(case)
     continue_single_process(case, model, binmask, stop=stop)
     return model, binmask
 
@@ -116,7 +116,7 @@ def make_accelerator(case: Case):
 
 
 def prepared(case: Case, accelerator):
-    model, binmask = build(case, case.engine.startswith("zero"))
+    model, binmask = build(case)
     model, optimizer = accelerator.prepare(model, binmask)
     return model, optimizer, binmask
 

@@ -1,0 +1,250 @@
+"""Step time of BinMask against dense training, in one run: `make bench`.
+
+    python benchmarks/step.py [--networks mlp resnet18] [--seconds 60] [--ranks 1 2]
+
+Every round takes a few steps of every variant in turn, on a machine that may be shared and noisy; a ratio is the median
+over rounds of (variant / dense in the same round). Variants:
+
+    dense         the network and torch's optimizer, as one would write it
+    dense fused   the same with the optimizer's fused=True
+    by hand       latents as parametrized second parameters, with autograd and torch.optim.Adam
+    eager         binmask_dist with compile=False
+    compiled      binmask_dist as it comes
+    warm-up       the same, before the masks learn
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import timm
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+import binmask_dist
+from binmask_dist.method import kernels
+from binmask_dist.method.algorithm import Scalars
+from binmask_dist.method.reference import Quantise
+from binmask_dist.networks import vgg19_bn, wide_resnet32
+
+
+def sgd(params, **changes):
+    return torch.optim.SGD(params, lr=0.01, momentum=0.9, weight_decay=5e-4, **changes)
+
+
+def adamw(params, **changes):
+    return torch.optim.AdamW(params, lr=1e-4, **changes)
+
+
+def mlp():
+    layers = [layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+# name: (network, shape of one input, classes, batch, optimizer, bar for compiled / dense)
+NETWORKS = {
+    "resnet32": (wide_resnet32, (3, 32, 32), 10, 256, sgd, 1.02),
+    "vgg19": (vgg19_bn, (3, 32, 32), 10, 256, sgd, 1.04),
+    "resnet18": (lambda: timm.create_model("resnet18", num_classes=10), (3, 32, 32), 10, 32, sgd, 1.08),
+    "vit_tiny": (lambda: timm.create_model("vit_tiny_patch16_224"), (3, 224, 224), 1000, 16, adamw, 1.04),
+    "mlp": (mlp, (2048,), 2048, 32, sgd, 1.25),
+    "mlp adamw": (mlp, (2048,), 2048, 32, adamw, 1.25),
+}
+VARIANTS = ("dense", "dense fused", "by hand", "eager", "compiled", "warm-up")
+LAM, RATE = 1e-6, 1e-3
+
+
+class StraightThroughMask(nn.Module):
+    def __init__(self, weight) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.full_like(weight, 0.3))
+
+    def forward(self, weight):
+        return weight * Quantise.apply(self.latent)
+
+
+class ByHand:
+    """What one would write without the library: a second parameter for each weight, and its own Adam."""
+
+    def __init__(self, model, make_optimizer) -> None:
+        modules = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        for module in modules:
+            parametrize.register_parametrization(module, "weight", StraightThroughMask(module.weight))
+        self.latents = [module.parametrizations.weight[0].latent for module in modules]
+        latents = {id(latent) for latent in self.latents}
+        self.inner = make_optimizer([p for p in model.parameters() if id(p) not in latents])
+        self.adam = torch.optim.Adam(self.latents, lr=RATE)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for latent in self.latents:
+            latent.grad.add_(latent >= 0, alpha=LAM)
+        self.inner.step()
+        self.adam.step()
+        for latent in self.latents:
+            latent.clamp_(-1, 1)
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+        self.adam.zero_grad()
+
+
+def build(variant: str, make_network, make_optimizer):
+    torch.manual_seed(0)
+    model = make_network()
+    if variant == "dense":
+        optimizer = make_optimizer(model.parameters())
+    elif variant == "dense fused":
+        optimizer = make_optimizer(model.parameters(), fused=True)
+    elif variant == "by hand":
+        optimizer = ByHand(model, make_optimizer)
+    else:
+        compile = None if variant in ("compiled", "warm-up") else False
+        optimizer = binmask_dist.patch(
+            model, make_optimizer(model.parameters()), lam=LAM, epochs=10, mask_lr=RATE, compile=compile
+        )
+        optimizer.set_epoch(0 if variant == "warm-up" else 1)
+    if dist.is_initialized():
+        model = nn.parallel.DistributedDataParallel(model)
+    return model, optimizer
+
+
+def measure(name: str, seconds: float) -> dict:
+    """Median step time of every variant, and median ratios to dense."""
+    make_network, shape, classes, batch, make_optimizer, bar = NETWORKS[name]
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    x, y = torch.randn(batch // ranks, *shape), torch.randint(classes, (batch // ranks,))
+    built = {variant: build(variant, make_network, make_optimizer) for variant in VARIANTS}
+
+    def step(variant: str) -> float:
+        model, optimizer = built[variant]
+        if dist.is_initialized():
+            dist.barrier()
+        start = time.perf_counter()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - start
+
+    for variant in VARIANTS:  # states, buckets and compilation
+        step(variant)
+        step(variant)
+    block = max(1, min(5, int(1.0 / step("dense"))))
+    rounds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    deadline = time.perf_counter() + seconds
+    while not _all_ranks(len(rounds["dense"]) >= 5 and time.perf_counter() > deadline):
+        for variant in VARIANTS:
+            if block > 1:
+                step(variant)  # brings the variant's own memory back into the caches
+            rounds[variant].append(statistics.median(step(variant) for _ in range(block)))
+    ratios = {
+        variant: statistics.median(v / d for v, d in zip(rounds[variant], rounds["dense"], strict=True))
+        for variant in VARIANTS
+    }
+    return dict(
+        network=name,
+        ranks=ranks,
+        batch=batch,
+        bar=bar,
+        rounds=len(rounds["dense"]),
+        dense_ms=1000 * statistics.median(rounds["dense"]),
+        ratios=ratios,
+    )
+
+
+def _all_ranks(done: bool) -> bool:
+    """The first rank decides when to stop: clocks differ."""
+    if not dist.is_initialized():
+        return done
+    flag = torch.tensor(int(done))
+    dist.broadcast(flag, 0)
+    return bool(flag)
+
+
+def bandwidth() -> dict:
+    """The compiled step's two passes over 16 million weights, against a copy of the same memory, in the same rounds."""
+    n = 2**24
+    grad, weight, latent, exp_avg, exp_avg_sq, param = (torch.randn(n) for _ in range(6))
+    exp_avg_sq.abs_()
+    scalars = Scalars(10, lam=LAM, rate=RATE, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0)
+
+    def passes():
+        kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), scalars, True)
+        kernels.product_((param, weight, latent, exp_avg_sq), True)
+
+    def timed(call) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    passes()
+    copies, steps = [], []
+    for _ in range(15):
+        copies.append(8 * n / timed(lambda: param.copy_(weight)))
+        # learn_ reads 5 and writes 4 tensors, product_ reads 3 and writes 1
+        steps.append(13 * 4 * n / timed(passes))
+    return dict(copy=statistics.median(copies) / 1e9, step=statistics.median(steps) / 1e9)
+
+
+def run_ranks(networks: list[str], seconds: float) -> list[dict]:
+    """The same on two ranks of DDP, each with one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        arguments = ["--networks", *networks, "--seconds", str(seconds), "--json", str(out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, __file__, *arguments], check=True, env=environment)
+        return json.loads(out.read_text())
+
+
+def print_table(rows: list[dict]) -> None:
+    print(f"\n{'network':<11}{'ranks':>6}{'batch':>6}{'dense ms':>10}", *(f"{v:>12}" for v in VARIANTS[1:]), f"{'bar':>6}")
+    for row in rows:
+        ratios = "".join(f"{row['ratios'][variant]:>13.3f}" for variant in VARIANTS[1:])
+        verdict = "met" if row["ratios"]["compiled"] <= row["bar"] else "missed"
+        print(f"{row['network']:<11}{row['ranks']:>6}{row['batch']:>6}{row['dense_ms']:>10.1f}{ratios}{row['bar']:>7.2f} {verdict}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--seconds", type=float, default=45, help="measuring time per network (default 45)")
+    parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
+    parser.add_argument("--json", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        rows = [measure(name, arguments.seconds) for name in arguments.networks]
+        if dist.get_rank() == 0:
+            Path(arguments.json).write_text(json.dumps(rows))
+        dist.destroy_process_group()
+        return
+    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; step time / dense step time")
+    rows = []
+    for ranks in arguments.ranks:
+        for name in arguments.networks:
+            print(f"measuring {name} on {ranks} rank(s) ...", flush=True)
+            rows += [measure(name, arguments.seconds)] if ranks == 1 else run_ranks([name], arguments.seconds)
+    print_table(rows)
+    if 1 in arguments.ranks:
+        speed = bandwidth()
+        print(
+            f"\ncompiled step: {speed['step']:.1f} GB/s on the bytes it must move, "
+            f"{100 * speed['step'] / speed['copy']:.0f}% of a copy's {speed['copy']:.1f} GB/s"
+        )
+
+
+if __name__ == "__main__":
+    main()
