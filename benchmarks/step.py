@@ -36,6 +36,7 @@ import binmask_dist
 from binmask_dist.method import kernels
 from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.reference import Quantise
+from binmask_dist.method.updates import known_update
 from binmask_dist.networks import vgg19_bn, wide_resnet32
 
 
@@ -173,27 +174,31 @@ def _all_ranks(done: bool) -> bool:
 
 
 def bandwidth() -> dict:
-    """The compiled step's two passes over 16 million weights, against a copy of the same memory, in the same rounds."""
+    """The compiled step over 16 million weights with SGD, against a copy of the same memory, in the same rounds."""
     n = 2**24
-    grad, weight, latent, exp_avg, exp_avg_sq, param = (torch.randn(n) for _ in range(6))
-    exp_avg_sq.abs_()
+    tensors = [torch.randn(n) for _ in range(7)]
+    tensors[4].abs_()
     scalars = Scalars(10, lam=LAM, rate=RATE, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0)
+    parameter = nn.Parameter(tensors[1])
+    optimizer = sgd([parameter])
+    update = known_update(optimizer, optimizer.param_groups[0])
+    update_scalars = update.scalars(optimizer.param_groups[0], 1.0)
 
-    def passes():
-        kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), scalars, True)
-        kernels.product_((param, weight, latent, exp_avg_sq), True)
+    def step():
+        kernels.learn_and_update_(update.function, tensors, scalars, update_scalars)
+        kernels.count_flips(tensors[4])
 
     def timed(call) -> float:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
-    passes()
+    step()
     copies, steps = [], []
     for _ in range(15):
-        copies.append(8 * n / timed(lambda: param.copy_(weight)))
-        # learn_ reads 5 and writes 4 tensors, product_ reads 3 and writes 1
-        steps.append(13 * 4 * n / timed(passes))
+        copies.append(8 * n / timed(lambda: tensors[5].copy_(tensors[1])))
+        # reads g, W, latent, its two moments and the momentum; writes the last five and the product
+        steps.append(12 * 4 * n / timed(step))
     return dict(copy=statistics.median(copies) / 1e9, step=statistics.median(steps) / 1e9)
 
 

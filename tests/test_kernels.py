@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from binmask_dist.method import algorithm, kernels
+from binmask_dist.method.updates import _NESTEROV
 
 SHAPES = [(7, 5), (1, 7), (64,), (3, 3, 3), (32, 16, 3, 3), (5, 1), (2,), (129, 65), (16, 16), (8, 4, 1, 1), (100, 3), (9, 9)]
+NESTEROV = _NESTEROV[True]
 SCALARS = algorithm.Scalars(3, lam=1e-3, rate=0.2, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0, clip=0.7)
 
 
@@ -27,9 +29,9 @@ def tensors(shape, dtype=torch.float32, memory_format=torch.contiguous_format, s
 def step(compiled, *args, **kwargs):
     grad, weight, latent, exp_avg, exp_avg_sq = tensors(*args, **kwargs)
     param = torch.empty_like(weight)
-    counted = kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), SCALARS, compiled)
-    flips = kernels.product_((param, weight, latent, exp_avg_sq), compiled)
-    return grad, latent, exp_avg, exp_avg_sq.abs(), param, flips if counted is None else counted
+    flips = kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), SCALARS, compiled)
+    kernels.product_((param, weight, latent), compiled)
+    return grad, latent, exp_avg, exp_avg_sq.abs(), param, flips
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -39,7 +41,7 @@ def test_compiled_and_eager_differ_by_rounding_only(dtype):
         for ours, theirs in zip(eager[:4], compiled[:4], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=2e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
         assert torch.equal(eager[1] >= 0, compiled[1] >= 0)
-        assert torch.equal(eager[4], compiled[4])
+        torch.testing.assert_close(eager[4], compiled[4])
         assert torch.equal(eager[5], compiled[5])
     assert not kernels._compiler_failed
 
@@ -54,7 +56,20 @@ def test_one_graph_for_all_shapes_and_scalars():
         scalars = algorithm.Scalars(9, lam=rate, rate=rate, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0)
         kernels.learn_(tensors((11, 13)), scalars, True)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs == 2  # learn_ and product_
+    assert graphs == 3  # learn_, count_flips and product_
+
+
+def test_one_graph_for_each_known_update():
+    torch._dynamo.reset()
+    kernels._compiled_with.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    for lr in (0.1, 0.01):
+        for shape in SHAPES:
+            grad, weight, latent, exp_avg, exp_avg_sq = tensors(shape)
+            param, buffer = torch.empty_like(weight), torch.zeros_like(weight)
+            arguments = (grad, weight, latent, exp_avg, exp_avg_sq, param, buffer)
+            assert kernels.learn_and_update_(NESTEROV, arguments, SCALARS, [lr, 0.0, 0.9, 1.0])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -62,7 +77,8 @@ def test_memory_order_does_not_matter(compiled):
     """channels_last weights are dense but not contiguous; a gradient may even come in another order."""
     plain = step(compiled, (8, 6, 5, 5))
     other = step(compiled, (8, 6, 5, 5), memory_format=torch.channels_last)
-    assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+    for ours, theirs in zip(plain, other, strict=True):
+        torch.testing.assert_close(ours, theirs)  # torch's fused Adam rounds the end of a run of memory differently
     grad, weight, latent, exp_avg, exp_avg_sq = tensors((8, 6, 5, 5), memory_format=torch.channels_last)
     grad = grad.contiguous()
     kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), SCALARS, compiled)
@@ -73,9 +89,9 @@ def test_memory_order_does_not_matter(compiled):
 def test_large_tensors_are_cut_into_pieces_that_add_up(monkeypatch):
     whole = step(False, (300, 40))
     monkeypatch.setattr(kernels, "EAGER_PIECE", 1000)
-    for a, b in zip(whole, step(False, (300, 40)), strict=True):
-        assert torch.equal(a, b)
-    assert whole[-1].sum() > 100
+    for ours, theirs in zip(whole, step(False, (300, 40)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert whole[-1] > 100
 
 
 def test_empty_tensors_do_nothing():
@@ -84,11 +100,8 @@ def test_empty_tensors_do_nothing():
 
 def test_flips_of_a_zero_second_moment_are_counted():
     """-0.0 has a sign bit although it is not less than zero."""
-    latent = torch.tensor([-0.1, 0.1])
-    weight, param = torch.ones(2), torch.empty(2)
-    counts = algorithm.product_(param, weight, latent, torch.tensor([-0.0, -0.0]))
-    assert counts.tolist() == [1, 1]
-    assert param.tolist() == [0.0, 1.0]
+    for count in (algorithm.count_flips, kernels.count_flips):
+        assert count(torch.tensor([-0.0, 0.0, -1.0, 2.0])) == 2
 
 
 MEASURE_PEAK = """

@@ -33,7 +33,7 @@ INDEX = "checkpoint.json"
 FORMAT = "binmask_dist checkpoint 1"
 BYTES_PER_FILE = 2 * 2**30
 # what describes the process and not the training: the next one may run on other engines and devices
-NOT_SETTINGS = ("params", "param_names", "grad_norm", "compile", "fused", "prefer_fused", "foreach")
+NOT_SETTINGS = ("params", "param_names", "grad_norm", "compile", "fused", "foreach")
 
 
 class CheckpointError(ValueError):
@@ -52,7 +52,7 @@ def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str
             {"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups
         ],
         "scalars": {name: _scalars(of_name) for name, of_name in entries.items()},
-        "flips": list(readout.flip_counts(binmask)),
+        "flips": list(readout.flip_state(binmask)),
         "extra": extra or {},
     }
     tensors = _whole_tensors(binmask, where, entries)
@@ -294,7 +294,6 @@ def _set_zero_parameter(param: nn.Parameter, full: Tensor) -> None:
 @torch.no_grad()
 def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where: dict[str, Placement]) -> None:
     binmask.state.clear()
-    binmask.settle_fused()
     group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
     for name, place in where.items():
         if place.holder is None:
@@ -324,14 +323,14 @@ def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement)
 
 
 def _load_flips(flips: list[int], binmask: BinMask, where: dict[str, Placement]) -> None:
-    """Only the total over parameters and ranks means anything: it goes to the first place that counts."""
+    """Only the totals over parameters and ranks mean anything: they go to the first place that counts."""
     masked = {name for group in binmask.masked_groups for name in group["param_names"]}
     for name, place in where.items():
         counts = binmask.state.get(place.holder, {}).get("flips") if place.holder is not None else None
         if name in masked and counts is not None:
-            if all(dist.get_rank(group) == 0 for group in place.process_groups):
-                local_part(counts).copy_(torch.tensor(flips))
-            return
+            first = all(dist.get_rank(group) == 0 for group in place.process_groups)
+            local_part(counts).copy_(torch.tensor(flips if first else [0, 0]))
+            flips = [0, 0]
 
 
 # -- small things

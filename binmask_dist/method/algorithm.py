@@ -13,10 +13,12 @@ backpropagation gives for the product W * b:
 `learn_` is everything before U, `product_` everything after it. Both only do element-wise maths, so they may
 be handed a flat, padded or sharded piece of a weight. fp32 inside, the tensors' own dtype outside. They are written
 for torch.compile: scalars arrive as one tensor, because a Python float would be a new graph for every value.
+`learn_and_update_` takes U into the same pass where U is known (see `updates.py`).
 `learn_eagerly_` is the same step where there is no compiler, in the few passes that torch's own kernels allow.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,10 +78,38 @@ def learn_(
     exp_avg_sq: Tensor,  # fp32: Adam's second moment; its sign bit is set where the mask flips in this step
     scalars: Tensor,  # fp32, shape (10,): Scalars.tensor
 ) -> None:
-    """Update the latents in place and leave g_W in `grad`, for U.
+    """Update the latents in place and leave g_W in `grad`, for U."""
+    grad_w, _ = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
+    grad.copy_(grad_w)
 
-    A second moment is never negative, so its sign bit is free to tell `product_` which masks flipped: counting
-    here, where the latent is overwritten, would cost a pass of its own.
+
+def learn_and_update_(
+    update: Callable,  # U, from updates.py
+    grad: Tensor,  # stays as it is
+    weight: Tensor,  # W
+    latent: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    param: Tensor,  # becomes W * b
+    *rest: Tensor,  # what U keeps for the weight, the scalars of `learn_`, the scalars of U
+) -> None:
+    """`learn_`, U and `product_` in one pass over memory, for an optimizer whose U is known."""
+    *kept, scalars, update_scalars = rest
+    grad_w, keep = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
+    new_weight, *new_kept = update(weight.float(), grad_w, *kept, update_scalars)
+    for tensor, value in zip(kept, new_kept, strict=True):
+        tensor.copy_(value)
+    weight.copy_(new_weight)
+    param.copy_(torch.where(keep, new_weight, 0.0))
+
+
+def _learn(
+    grad: Tensor, weight: Tensor, latent: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Update the latents in place; returns clip * g_W in fp32, and the new mask.
+
+    A second moment is never negative, so its sign bit is free to tell `count_flips` which masks flipped: compiled
+    code that overwrites what it counts takes a second pass over all of it.
     """
     lam, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, scale, eps, alpha1, clip = scalars.unbind()
     g = grad.float()
@@ -88,19 +118,20 @@ def learn_(
     m = exp_avg * beta1 + grad_b * one_minus_beta1
     v = exp_avg_sq.abs() * beta2 + grad_b * grad_b * one_minus_beta2
     moved = latent - (m * step_size) / (v.sqrt() / scale + eps)
-    flipped = (moved >= 0) != keep
+    keep_now = moved >= 0
     exp_avg.copy_(m)
-    exp_avg_sq.copy_(torch.where(flipped, -v, v))
+    exp_avg_sq.copy_(torch.where(keep_now != keep, -v, v))
     latent.copy_(torch.minimum(torch.maximum(moved, -alpha1), alpha1))
-    grad.copy_(torch.where(keep, g * clip, 0.0))
+    return torch.where(keep, g * clip, 0.0), keep_now
 
 
 def learn_eagerly_(
     grad: Tensor, weight: Tensor, latent: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Scalars
 ) -> Tensor:
-    """`learn_` with torch's fused Adam. Returns how many masks flipped: (on to off, off to on)."""
-    keep = latent >= 0
-    grad_b = torch.mul(grad, weight).float().add_(keep, alpha=scalars.lam)
+    """`learn_` with torch's fused Adam. Returns how many masks flipped."""
+    keep = _mask(latent)
+    # in fp32, and in the latent's memory order, which the fused Adam takes for granted
+    grad_b = torch.empty_like(latent).copy_(grad).mul_(weight).add_(keep, alpha=scalars.lam)
     exp_avg_sq.abs_()  # a compiled step before this one may have left sign bits
     beta1, beta2 = scalars.betas
     adam(
@@ -120,11 +151,8 @@ def learn_eagerly_(
         maximize=False,
     )
     latent.clamp_(-scalars.alpha1, scalars.alpha1)
-    now = latent >= 0
-    grad.mul_(keep)
-    if scalars.clip != 1.0:
-        grad.mul_(scalars.clip)
-    return torch.stack((torch.count_nonzero(keep > now), torch.count_nonzero(keep < now)))
+    grad.mul_(keep if scalars.clip == 1.0 else keep * scalars.clip)
+    return torch.count_nonzero(_mask(latent) != keep)
 
 
 def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
@@ -134,22 +162,26 @@ def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
 
 
 def mask_gradient_eagerly_(grad: Tensor, latent: Tensor, scalars: Scalars) -> None:
-    grad.mul_(latent >= 0).mul_(scalars.clip)
+    grad.mul_(_mask(latent)).mul_(scalars.clip)
 
 
-def product_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) -> Tensor:
-    """param = W * b. Returns how many masks the preceding `learn_` flipped: (on to off, off to on)."""
-    keep = latent >= 0
-    flipped = exp_avg_sq.view(torch.int32) < 0  # the sign bit, which `< 0` would not see on a zero
-    param.copy_(torch.where(keep, weight, 0.0))
-    on_to_off = (flipped & ~keep).sum(dtype=torch.int32)
-    off_to_on = (flipped & keep).sum(dtype=torch.int32)
-    return torch.stack((on_to_off, off_to_on))
-
-
-def mask_product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
-    """param = W * b while the masks are fixed, or where flips are counted elsewhere."""
+def product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
+    """param = W * b."""
     param.copy_(torch.where(latent >= 0, weight, 0.0))
+
+
+def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
+    torch.mul(weight, _mask(latent).to(weight.dtype), out=param)
+
+
+def count_flips(exp_avg_sq: Tensor) -> Tensor:
+    """How many masks the preceding `learn_` flipped, from the sign bits, which `< 0` would not see on a zero."""
+    return (exp_avg_sq.view(torch.int32) < 0).sum(dtype=torch.int32)
+
+
+def _mask(latent: Tensor) -> Tensor:
+    """b as floating point numbers: eager torch is several times slower on a mixture with bools."""
+    return torch.ge(latent, 0, out=torch.empty_like(latent))
 
 
 def masked_square_sum(grad: Tensor, latent: Tensor) -> Tensor:

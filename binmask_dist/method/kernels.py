@@ -20,23 +20,44 @@ _compiler_failed = False
 
 
 def learn_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> Tensor | None:
-    """Update (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns flips if they are known already."""
-    return _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
+    """Update (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped."""
+    flips = _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
+    return count_flips(tensors[4]) if flips is None else flips
 
 
-def product_(tensors: Sequence[Tensor], compiled: bool) -> Tensor | None:
-    """Set param from (param, weight, latent, exp_avg_sq) after U. Returns flips if `learn_` did not."""
-    return _run(algorithm.product_, _product_eagerly_, tensors, compiled)
+def learn_and_update_(
+    update: Callable, tensors: Sequence[Tensor], scalars: Scalars, update_scalars: list[float]
+) -> bool:
+    """Update (grad, weight, latent, exp_avg, exp_avg_sq, param, what U keeps...) in one pass, if that can be compiled.
+
+    Returns False, and has changed nothing, if it cannot.
+    """
+    flat = _flat_views(tensors)
+    if _compiler_failed or flat is None or tensors[0].numel() < SMALLEST_COMPILED:
+        return False
+    device = tensors[0].device
+    extra = (_scalar_tensor(scalars, device), torch.tensor(update_scalars, device=device))
+    try:
+        _add_up(_compiled_with(update), _pieces(flat, COMPILED_PIECE), extra)
+    except Exception as error:
+        _give_up_compiling(error)
+        return False
+    return True
+
+
+def count_flips(exp_avg_sq: Tensor) -> Tensor | None:
+    """How many masks the preceding compiled step flipped."""
+    return _run(algorithm.count_flips, algorithm.count_flips, (exp_avg_sq,), True)
+
+
+def product_(tensors: Sequence[Tensor], compiled: bool) -> None:
+    """Set param from (param, weight, latent)."""
+    _run(algorithm.product_, algorithm.product_eagerly_, tensors, compiled)
 
 
 def mask_gradient_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> None:
     """Mask grad in (grad, latent)."""
     _run(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, tensors, compiled, scalars)
-
-
-def mask_product_(tensors: Sequence[Tensor], compiled: bool) -> None:
-    """Set param from (param, weight, latent)."""
-    _run(algorithm.mask_product_, algorithm.mask_product_, tensors, compiled)
 
 
 def masked_square_sum(tensors: Sequence[Tensor], compiled: bool) -> Tensor | None:
@@ -49,15 +70,10 @@ def compilation_is_off() -> bool:
     return bool(torch._dynamo.config.disable)
 
 
-def _product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor, exp_avg_sq: Tensor) -> None:
-    algorithm.mask_product_(param, weight, latent)
-
-
 def _run(
     to_compile: Callable, eager: Callable, tensors: Sequence[Tensor], compiled: bool, scalars: Scalars | None = None
 ) -> Tensor | None:
     """Apply one of two forms of a function, piece by piece; results of the pieces are added up."""
-    global _compiler_failed
     compiled = compiled and not _compiler_failed and tensors[0].numel() >= SMALLEST_COMPILED
     flat = _flat_views(tensors)
     if compiled and flat is not None:
@@ -65,17 +81,22 @@ def _run(
         try:
             return _add_up(_compiled(to_compile), _pieces(flat, COMPILED_PIECE), extra)
         except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
-            _compiler_failed = True
-            warnings.warn(
-                "BinMask's step could not be compiled and runs eagerly: same masks, slower. "
-                f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
-                stacklevel=2,
-            )
+            _give_up_compiling(error)
     extra = () if scalars is None else (scalars,)
     if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
         return _add_up(eager, [tuple(tensors)], extra)
     size = EAGER_PIECE if tensors[0].device.type == "cpu" else COMPILED_PIECE
     return _add_up(eager, _pieces(flat, size), extra)
+
+
+def _give_up_compiling(error: Exception) -> None:
+    global _compiler_failed
+    _compiler_failed = True
+    warnings.warn(
+        "BinMask's step could not be compiled and runs eagerly: same masks, slower. "
+        f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
+        stacklevel=2,
+    )
 
 
 def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple) -> Tensor | None:
@@ -89,6 +110,15 @@ def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple
 @functools.cache
 def _compiled(function: Callable) -> Callable:
     return torch.compile(function, dynamic=True, fullgraph=True)
+
+
+@functools.cache
+def _compiled_with(update: Callable) -> Callable:
+    # A function of its own for each U: torch.compile would count them all as recompilations of one.
+    def learn_and_update_(*arguments: Tensor) -> None:
+        algorithm.learn_and_update_(update, *arguments)
+
+    return torch.compile(learn_and_update_, dynamic=True, fullgraph=True)
 
 
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step

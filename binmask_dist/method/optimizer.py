@@ -10,9 +10,9 @@ The model's parameter p holds the product W * b. The state of p holds, beside wh
     latent_exp_avg      fp32, Adam's first moment of the latent
     latent_exp_avg_sq   fp32, Adam's second moment; the sign bit is set where the mask flipped in the last step
     latent_step         how many times the latent was updated
-    flips               (on to off, off to on) since the start
+    flips               how many masks flipped since the start, and how many started off
 
-What a loop reads in p.grad before `step()` is g = dL/d(W * b); afterwards it is g_W = g * b.
+What a loop reads in p.grad before `step()` is g = dL/d(W * b); afterwards it may be g_W = g * b.
 
 Nothing is kept on `self` that a step changes, and nothing about a parameter is kept before the first step:
 FSDP2 and ZeRO replace the parameters, and ZeRO calls `step()` once for every group.
@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from binmask_dist.method import algorithm, readout
@@ -34,6 +33,7 @@ from binmask_dist.method.gradients import gradient_norm, scale
 from binmask_dist.method.layout import local_part, runs_under_zero
 from binmask_dist.method.state import MASK_KEYS, Update, all_on, make_state
 from binmask_dist.method.targets import Plan
+from binmask_dist.method.updates import known_update
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,6 @@ class BinMask(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.settle_fused()
         if self._only_makes_state():
             self.inner.step()
         else:
@@ -187,30 +186,22 @@ class BinMask(Optimizer):
             for update in updates:
                 update.after_inner()
         for update in updates:
-            self.state[update.param].update(update.state)
-
-    def settle_fused(self) -> None:
-        """Let torch's optimizer use its fused form: it moves fewer bytes than the plain one by more than masks add.
-
-        Settled at the first step, when it is known whether an engine has made DTensors: SGD has no fused form for them.
-        """
-        for group in self.param_groups:
-            if group.pop("prefer_fused", False):
-                group["fused"] = not any(isinstance(param, DTensor) for param in group["params"])
+            if "latent" not in self.state[update.param]:
+                self.state[update.param].update(update.state)
 
     def _updates(self, group: dict[str, Any], clip: float) -> Iterator[Update]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
+        update = known_update(self.inner, group)
         for param in group["params"]:
             state = self.state.get(param, {})
             if param.grad is None or (all_on(group, state) and not learns):
                 continue
             if "latent" not in state:
                 state = make_state(param, group, self.model)
-            mask_state = {key: state[key] for key in MASK_KEYS}
             scalars = algorithm.Scalars(
-                step=int(mask_state["latent_step"].item()) + 1,
+                step=int(state["latent_step"].item()) + 1,
                 lam=group["lam"],
                 rate=group["mask_lr"],
                 betas=tuple(group["mask_betas"]),
@@ -218,7 +209,7 @@ class BinMask(Optimizer):
                 alpha1=group["alpha1"],
                 clip=clip,
             )
-            yield Update(param, mask_state, group, scalars, learns)
+            yield Update(param, state, group, scalars, learns, update)
 
     def _params_with_grad(self) -> Iterator[Tensor]:
         return (param for group in self.param_groups for param in group["params"] if param.grad is not None)

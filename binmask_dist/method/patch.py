@@ -48,8 +48,8 @@ def patch(
     warmup         fraction of the epochs in which all masks stay on
     max_grad_norm  clip by the norm of g_W, in which masked entries do not count
     from_zeros     the model is sparse already: weights that are zero start off
-    compile        compile the step, and let torch's optimizers use their fused form unless told otherwise; by default
-                   if there are enough weights to be worth it
+    compile        compile the step, and with it the update of torch's SGD, Adam and AdamW; by default if there are
+                   enough weights to be worth it
     """
     _check(optimizer, lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
@@ -62,9 +62,6 @@ def patch(
     masked_elements = sum(entry.numel for entry in plan.entries if entry.masked)
     if compile is None:
         compile = masked_elements >= WORTH_COMPILING
-    compile = compile and not kernels.compilation_is_off()
-    for group in optimizer.param_groups:
-        group["prefer_fused"] = compile and not optimizer.state and _may_be_fused(group)
     hyper_parameters = {
         "masked": True,
         "lam": lam,
@@ -79,7 +76,7 @@ def patch(
         "mask_eps": mask_eps,
         "max_grad_norm": max_grad_norm,
         "from_zeros": from_zeros,
-        "compile": compile,
+        "compile": compile and not kernels.compilation_is_off(),
         "epoch": None,
         "learning": False,
         "frozen": False,
@@ -106,14 +103,6 @@ def _split_groups(model: nn.Module, optimizer: Optimizer, plan: Plan, hyper_para
                 part_names, params = (list(column) for column in zip(*part, strict=True))
                 groups.append({**group, "params": params, "param_names": part_names, **extra})
     optimizer.param_groups = groups
-
-
-def _may_be_fused(group: dict[str, Any]) -> bool:
-    """Whether torch has a fused form of this update, and the user has not decided about it."""
-    undecided = "fused" in group and group["fused"] is None and group.get("foreach") is None
-    special = any(group.get(key) for key in ("capturable", "differentiable"))
-    supported = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in group["params"])
-    return undecided and supported and not special
 
 
 def _check(optimizer: Optimizer, *, lam, epochs, alpha0, alpha1, warmup, max_grad_norm) -> None:

@@ -25,18 +25,32 @@ def zeros_and_sizes(binmask: "BinMask") -> dict[str, tuple[int, int]]:
 
 
 def flip_counts(binmask: "BinMask") -> tuple[int, int]:
-    """(on to off, off to on) since the start."""
+    """(on to off, off to on) since the start.
+
+    Steps count flips of either kind. The difference between the kinds is how many more masks are off now.
+    """
+    flips, starts_off = flip_state(binmask)
+    more_off = sum(zeros for zeros, _ in zeros_and_sizes(binmask).values()) - starts_off
+    return (flips + more_off) // 2, (flips - more_off) // 2
+
+
+def flip_state(binmask: "BinMask") -> tuple[int, int]:
+    """(flips of either kind since the start, how many masks started off)."""
     where = placements(binmask.masked_groups, binmask.model)
     counted: set[int] = set()  # a ZeRO partition counts for all its parameters together
     counts = {}
     for name, place in where.items():
-        state = binmask.state.get(place.holder, {}) if place.holder is not None else {}
         counts[name] = torch.zeros(2, dtype=torch.int64, device=place.device)
-        if "flips" in state and id(place.holder) not in counted:
+        state = binmask.state.get(place.holder, {}) if place.holder is not None else {}
+        if "flips" not in state:
+            keep = _local_keep(binmask, place)
+            counts[name][1] = 0 if keep is None else keep.numel() - int(keep.count_nonzero())
+        elif id(place.holder) not in counted:
             counted.add(id(place.holder))
             counts[name].copy_(local_part(state["flips"]))
     total = torch.stack([count.cpu() for count in sum_over_ranks(counts, where).values()]).sum(0)
-    return tuple(total.tolist())
+    flips, starts_off = total.tolist()
+    return flips, starts_off
 
 
 def masks(binmask: "BinMask") -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from binmask_dist.method import kernels
 from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.layout import local_part, placements, runs_under_zero, sharded_like
+from binmask_dist.method.updates import KnownUpdate
 
 MASK_KEYS = ("weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_step", "flips")
 
@@ -22,15 +23,18 @@ def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) ->
     if group["from_zeros"]:
         # -alpha1 and not -alpha0, which may be 0.0 and so be on
         local[local_part(param) == 0] = -group["alpha1"]
+    starts_off = int(torch.count_nonzero(local < 0))
     if runs_under_zero(model):
-        local[~_real_elements(param, local, group, model)] = -group["alpha1"]
+        padding = ~_real_elements(param, local, group, model)
+        starts_off -= int(torch.count_nonzero(local[padding] < 0))
+        local[padding] = -group["alpha1"]
     return {
         "weight": param.detach().clone(),
         "latent": latent,
         "latent_exp_avg": torch.zeros_like(latent),
         "latent_exp_avg_sq": torch.zeros_like(latent),
         "latent_step": torch.zeros(()),
-        "flips": sharded_like(param, torch.zeros(2, dtype=torch.int64, device=local.device)),
+        "flips": sharded_like(param, torch.tensor([0, starts_off], device=local.device)),
     }
 
 
@@ -51,43 +55,70 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
 
 
 class Update:
-    """One masked weight in one step. Between the two halves, p holds W and its gradient is g_W."""
+    """One masked weight in one step. Between the two halves p holds W, and its gradient is g_W.
 
-    def __init__(self, param: Tensor, state: dict[str, Tensor], group: dict[str, Any], scalars: Scalars, learns: bool):
+    Where U is known, the first half can do everything; p has no gradient then, and the optimizer passes it by.
+    """
+
+    def __init__(
+        self,
+        param: Tensor,
+        state: dict[str, Any],  # the parameter's, or a new one that is not in the optimizer's yet
+        group: dict[str, Any],
+        scalars: Scalars,
+        learns: bool,
+        update: KnownUpdate | None,
+    ) -> None:
         self.param = param
         self.state = state
+        self.group = group
         self.scalars = scalars
         self.learns = learns
-        self.compile = group["compile"]
-        self.weight_is_stale = all_on(group, state)
-        self.holds_weight = False
+        self.update = update
+        self.state_is_made = update is not None and all(state.get(key) is not None for key in update.keys)
+        self.grad = param.grad
+        self.exchanged = False
 
     def before_inner(self) -> None:
-        weight, latent, exp_avg, exp_avg_sq = self._local_state()
-        grad = local_part(self.param.grad)
-        if self.weight_is_stale:
+        weight, latent, exp_avg, exp_avg_sq = tensors = self._local_state()
+        grad, compile = local_part(self.grad), self.group["compile"]
+        if all_on(self.group, self.state):  # W has been p so far
             weight.copy_(local_part(self.param))
-        if self.learns:
-            self._count(kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), self.scalars, self.compile))
-            self.state["latent_step"] += 1
+        if not self.learns:
+            kernels.mask_gradient_((grad, latent), self.scalars, compile)
+            self._exchange()
+        elif self._all_at_once((grad, *tensors)):
+            self.param.grad = None
+            self._count(kernels.count_flips(exp_avg_sq))
         else:
-            kernels.mask_gradient_((grad, latent), self.scalars, self.compile)
-        self._exchange()
+            self._count(kernels.learn_((grad, *tensors), self.scalars, compile))
+            self._exchange()
+        self.state["latent_step"] += int(self.learns)
 
     def after_inner(self) -> None:
-        if not self.holds_weight:  # the first half failed before it came to this weight
-            return
-        self._exchange()
-        param = local_part(self.param.detach())
-        weight, latent, _, exp_avg_sq = self._local_state()
-        if self.learns:
-            self._count(kernels.product_((param, weight, latent, exp_avg_sq), self.compile))
-        else:
-            kernels.mask_product_((param, weight, latent), self.compile)
+        self.param.grad = self.grad
+        if self.exchanged:
+            self._exchange()
+            weight, latent, *_ = self._local_state()
+            kernels.product_((local_part(self.param.detach()), weight, latent), self.group["compile"])
+
+    def _all_at_once(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own."""
+        if self.update is None or not self.group["compile"] or not self.state_is_made:
+            return False
+        kept = [self.state[key] for key in self.update.keys]
+        step = float(self.state["step"]) + 1 if "step" in self.state else 1.0
+        scalars = self.update.scalars(self.group, step)
+        tensors = (*tensors, local_part(self.param.detach()), *(local_part(tensor) for tensor in kept))
+        if not kernels.learn_and_update_(self.update.function, tensors, self.scalars, scalars):
+            return False
+        if "step" in self.state:
+            self.state["step"] += 1
+        return True
 
     def _count(self, flips: Tensor | None) -> None:
-        if flips is not None:
-            local_part(self.state["flips"]).add_(flips)
+        if flips is not None:  # an empty shard has none
+            local_part(self.state["flips"])[0] += flips
 
     def _local_state(self) -> list[Tensor]:
         return [local_part(self.state[key]) for key in MASK_KEYS[:4]]
@@ -100,4 +131,4 @@ class Update:
             param._local_tensor, weight._local_tensor = weight._local_tensor, param._local_tensor
         else:
             param.data, weight.data = weight.data, param.data
-        self.holds_weight = not self.holds_weight
+        self.exchanged = not self.exchanged
