@@ -49,7 +49,15 @@ def grouped(params, masked):
     return [{"params": group} for group in groups if group]
 
 
-def walk(make_optimizer, network=small_network, compile=False, compare=None, adam=Adam, steps=EPOCHS * STEPS_PER_EPOCH, **changes):
+def walk(
+    make_optimizer,
+    network=small_network,
+    compile=False,
+    compare=None,
+    adam=Adam,
+    steps=EPOCHS * STEPS_PER_EPOCH,
+    **changes,
+):
     """Train both; `compare(binmask, model, reference)` runs after each step."""
     settings = MASK | changes
     model = network()

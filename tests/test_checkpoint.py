@@ -138,7 +138,7 @@ def test_another_model_or_optimizer_is_refused(saved):
     refused(saved, "the checkpoint is of AdamW, not of SGD", optimizer=OPTIMIZERS["sgd"])
     model = nn.Sequential(nn.Linear(9, 2), nn.Linear(2, 2))
     binmask = binmask_dist.patch(model, torch.optim.AdamW(model.parameters()), **MASK)
-    with pytest.raises(CheckpointError, match="of another model or other targets: they differ in '3.weight'"):
+    with pytest.raises(CheckpointError, match=r"of another model or other targets: they differ in '3\.weight'"):
         load_checkpoint(saved, binmask)
 
 
@@ -175,9 +175,7 @@ def test_kill_9_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         model = nn.Linear(1000, 1000)
-        binmask = binmask_dist.patch(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-4, epochs=1, warmup=0.0
-        )
+        binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-4, epochs=1, warmup=0.0)
         step = load_checkpoint(tmp_path, binmask)["step"]
         assert (model.weight == step).all()
         assert (model.bias == step).all()

@@ -96,6 +96,12 @@ def test_the_saved_file_is_as_sparse_as_the_masks_say(folder, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_is_clipped_unless_asked_for(folder, engine):
+    """Left alone, Accelerate and DeepSpeed would make it 1.0."""
+    assert results(folder, "exports")[engine]["clips_by_itself"] == 0.0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_more_bytes_on_the_wire_than_dense_training(folder, engine):
     sent = results(folder, "wire")[engine]
     assert sent["dense"] > 5e7

@@ -11,7 +11,20 @@ import torch
 from binmask_dist.method import algorithm, kernels
 from binmask_dist.method.updates import _NESTEROV
 
-SHAPES = [(7, 5), (1, 7), (64,), (3, 3, 3), (32, 16, 3, 3), (5, 1), (2,), (129, 65), (16, 16), (8, 4, 1, 1), (100, 3), (9, 9)]
+SHAPES = [
+    (7, 5),
+    (1, 7),
+    (64,),
+    (3, 3, 3),
+    (32, 16, 3, 3),
+    (5, 1),
+    (2,),
+    (129, 65),
+    (16, 16),
+    (8, 4, 1, 1),
+    (100, 3),
+    (9, 9),
+]
 NESTEROV = _NESTEROV[True]
 SCALARS = algorithm.Scalars(3, lam=1e-3, rate=0.2, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0, clip=0.7)
 
@@ -132,7 +145,7 @@ print(peak, kernels._compiler_failed)
 
 @pytest.mark.parametrize(("kind", "limit"), [("compiled", 0.2), ("eager", 3.0)])
 def test_peak_memory_during_a_step(kind, limit):
-    """In copies of the parameter, by the process's own high-water mark; the inner optimizer is fused, and so adds none."""
+    """In copies of the parameter, by the process's own high-water mark."""
     run = subprocess.run([sys.executable, "-c", MEASURE_PEAK, kind], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     peak, failed = run.stdout.split()
@@ -147,7 +160,8 @@ for compiled in (True, False):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
     binmask = binmask_dist.patch(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-3, epochs=1, warmup=0.0, mask_lr=0.05, compile=compiled
+        model, torch.optim.SGD(model.parameters(), lr=0.1),
+        lam=1e-3, epochs=1, warmup=0.0, mask_lr=0.05, compile=compiled,
     )
     binmask.set_epoch(0)
     with warnings.catch_warnings(record=True) as caught:

@@ -75,7 +75,12 @@ def test_masked_weights_have_groups_of_their_own():
     ]
     binmask = binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), targets=["0.weight", "2.weight"], **MASK)
     assert isinstance(binmask, torch.optim.Optimizer)
-    assert [group["param_names"] for group in binmask.param_groups] == [["0.bias"], ["0.weight"], ["2.bias"], ["2.weight"]]
+    assert [group["param_names"] for group in binmask.param_groups] == [
+        ["0.bias"],
+        ["0.weight"],
+        ["2.bias"],
+        ["2.weight"],
+    ]
     assert [group["lr"] for group in binmask.param_groups] == [0.3, 0.3, 0.1, 0.1]
     assert [group["weight_decay"] for group in binmask.param_groups] == [0, 0, 0.01, 0.01]
     for group in binmask.masked_groups:
@@ -189,7 +194,7 @@ def test_an_average_of_the_model_is_masked_again():
     binmask.apply_masks_(average)
     for name, mask in masks.items():
         assert not average.module.get_parameter(name)[~mask].any()
-    with pytest.raises(ValueError, match="has no parameter '0.weight'"):
+    with pytest.raises(ValueError, match=r"has no parameter '0\.weight'"):
         binmask.apply_masks_(nn.Linear(2, 2))
 
 
@@ -214,7 +219,7 @@ def test_warm_up_leaves_masks_on_and_the_optimizer_alone():
 
 def test_state_at_rest_is_at_most_sixteen_bytes_per_masked_weight():
     for dtype, expected in ((torch.float32, 16), (torch.bfloat16, 14)):
-        model, binmask = trained(dtype=dtype)
+        _, binmask = trained(dtype=dtype)
         dense = network(dtype)
         plain = sgd(dense)
         backward(dense, 0)
@@ -301,7 +306,7 @@ def test_bad_optimizers_are_refused():
             binmask_dist.patch(model, again, **MASK)
     with pytest.raises(TypeError, match="LBFGS evaluates the model inside its step"):
         binmask_dist.patch(model, torch.optim.LBFGS(model.parameters()), **MASK)
-    with pytest.raises(TypeError, match="must be a torch.optim.Optimizer, not Linear"):
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not Linear"):
         binmask_dist.patch(model, nn.Linear(1, 1), **MASK)
     scheduled = sgd(model)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)

@@ -6,6 +6,7 @@ So every engine can be rehearsed for real on two CPU cores.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +33,8 @@ class BinMaskAccelerator(Accelerator):
         return prepared
 
 
-def make_accelerator(engine: str = "auto", *, mixed_precision: str = "no", **kwargs: Any) -> Accelerator:
-    """An Accelerator for one of ENGINES; "auto" is what `accelerate launch` was configured for.
+def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None, **kwargs: Any) -> Accelerator:
+    """An Accelerator for one of ENGINES; "auto" is what `accelerate launch` was configured for, precision included.
 
     Further arguments go to `accelerate.Accelerator`, `deepspeed_plugin` and `fsdp_plugin` among them. Raises if the
     engine, its ZeRO stage or the number of processes is not what was asked for.
@@ -41,6 +42,7 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str = "no", **kwa
     asked = engine_from_environment() if engine == "auto" else engine
     if asked not in ENGINES:
         raise ValueError(f"engine must be auto or one of {', '.join(ENGINES)}, not {engine!r}")
+    mixed_precision = mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     on_cpu = not torch.accelerator.is_available() or _flag("ACCELERATE_USE_CPU")
     stage = int(asked[-1]) if asked.startswith("zero") else None
     if stage is not None:
@@ -50,9 +52,10 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str = "no", **kwa
         kwargs.setdefault("fsdp_plugin", _fsdp_plugin())
     environment = {"ACCELERATE_USE_DEEPSPEED": str(stage is not None).lower()}
     environment["ACCELERATE_USE_FSDP"] = str(asked == "fsdp2").lower()
-    if on_cpu and asked in ("fsdp2", "zero1", "zero2", "zero3"):
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would search for a GPU, and warn
+    if on_cpu and asked not in ("single", "ddp"):
         environment["ACCELERATE_USE_CPU"] = "false"  # it would switch the engine off; the state below is on the CPU
-        environment["DS_ACCELERATOR"] = "cpu"
     with _set(environment):
         if on_cpu:
             state = PartialState(cpu=True)
@@ -112,6 +115,8 @@ def _deepspeed_plugin(stage: int, mixed_precision: str, kwargs: dict[str, Any]) 
     config = plugin.deepspeed_config
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)
+    if config.get("gradient_clipping", "auto") == "auto":
+        config["gradient_clipping"] = 0.0  # Accelerate and DeepSpeed would both make it 1.0
     if mixed_precision == "bf16":
         # without it, ZeRO-1 and 2 hand NaN gradients over in bf16
         config.setdefault("bf16", {"enabled": True}).setdefault("check_grad_overflow", True)
@@ -155,7 +160,7 @@ def _flag(name: str) -> bool:
 
 
 @contextmanager
-def _set(environment: dict[str, str]):
+def _set(environment: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

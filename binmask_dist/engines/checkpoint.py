@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist.files import write_atomically
@@ -45,12 +45,10 @@ def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str
     folder = Path(folder)
     where = placements(binmask.param_groups, binmask.model)
     entries = _agree_on_entries(binmask, where)
-    index = {
+    index: dict[str, Any] = {
         "format": FORMAT,
         "optimizer": type(binmask.inner).__name__,
-        "groups": [
-            {"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups
-        ],
+        "groups": [{"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups],
         "scalars": {name: _scalars(of_name) for name, of_name in entries.items()},
         "flips": list(readout.flip_state(binmask)),
         "extra": extra or {},
@@ -74,7 +72,9 @@ def load_checkpoint(folder: str | os.PathLike, binmask: BinMask) -> dict[str, An
     """Read what `save_checkpoint` wrote into a model and optimizer made the same way. Returns `extra`."""
     folder = Path(folder)
     where = placements(binmask.param_groups, binmask.model)
-    error, index, stored = None, {}, None
+    error: str | None = None
+    index: dict[str, Any] = {}
+    stored: Any = None
     try:
         index = _read_index(folder)
         stored = _Stored(folder, index)
@@ -98,7 +98,7 @@ def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str
     A rank that holds nothing of a parameter learns from the others what will be gathered.
     """
     mine = {name: _describe(binmask, place) for name, place in where.items()}
-    everyone = [mine]
+    everyone: list[Any] = [mine]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
@@ -168,7 +168,9 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
     """Write files of bounded size, under names that no checkpoint has yet."""
-    token, files, batch, size = uuid.uuid4().hex[:8], [], {}, 0
+    token, size = uuid.uuid4().hex[:8], 0
+    files: list[str] = []
+    batch: dict[str, Tensor] = {}
     for name, tensor in tensors:
         batch[name] = tensor
         size += tensor.numel() * tensor.element_size()
@@ -249,7 +251,9 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where:
         key, name = entry.split(":", 1)
         own_shape = key != "outside" and stored.shape(entry) != list(where[name].shape)
         if own_shape and key != "param" and where[name].process_groups:
-            raise CheckpointError(f"{inner} keeps {key!r} in a shape of its own, which cannot be sharded; load it unsharded")
+            raise CheckpointError(
+                f"{inner} keeps {key!r} in a shape of its own, which cannot be sharded; load it unsharded"
+            )
     for entry, shape in wanted.items():
         if entry not in stored.files:
             raise CheckpointError(f"the checkpoint lacks {entry!r}; it is damaged or of another model")
@@ -269,7 +273,7 @@ def _load_model(stored: _Stored, binmask: BinMask, where: dict[str, Placement]) 
         _set_outside(tensor, stored[f"outside:{name}"])
 
 
-def _set_outside(tensor: Tensor, full: Tensor) -> None:
+def _set_outside(tensor: Any, full: Tensor) -> None:
     if isinstance(tensor, DTensor):
         cut = distribute_tensor(full.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
         tensor.to_local().copy_(cut.to_local())
@@ -279,7 +283,7 @@ def _set_outside(tensor: Tensor, full: Tensor) -> None:
         tensor.copy_(full)
 
 
-def _set_zero_parameter(param: nn.Parameter, full: Tensor) -> None:
+def _set_zero_parameter(param: Any, full: Tensor) -> None:
     """The model's own copy, which ZeRO refreshes from the optimizer's only at the next step."""
     if not hasattr(param, "ds_tensor"):
         param.data.copy_(full)
@@ -310,7 +314,7 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where:
                 fused = key == "step" and group_of[name].get("fused")
                 value = torch.tensor(float(value), device=place.device if fused else "cpu")
             state[key] = value
-    _load_flips(index["flips"], binmask, where)
+    _load_flips(index["flips"], binmask)
 
 
 def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement) -> None:
@@ -322,15 +326,17 @@ def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement)
     place.local(state[key]).copy_(place.cut(full.to(place.holder.device)))
 
 
-def _load_flips(flips: list[int], binmask: BinMask, where: dict[str, Placement]) -> None:
+def _load_flips(flips: list[int], binmask: BinMask) -> None:
     """Only the totals over parameters and ranks mean anything: they go to the first place that counts."""
-    masked = {name for group in binmask.masked_groups for name in group["param_names"]}
-    for name, place in where.items():
-        counts = binmask.state.get(place.holder, {}).get("flips") if place.holder is not None else None
-        if name in masked and counts is not None:
-            first = all(dist.get_rank(group) == 0 for group in place.process_groups)
-            local_part(counts).copy_(torch.tensor(flips if first else [0, 0]))
-            flips = [0, 0]
+    counters = {}  # by holder: a ZeRO partition counts for all its parameters together
+    for place in placements(binmask.masked_groups, binmask.model).values():
+        state = binmask.state.get(place.holder, {}) if place.holder is not None else {}
+        if "flips" in state:
+            counters[id(place.holder)] = (place, local_part(state["flips"]))
+    for place, counts in counters.values():
+        first = all(dist.get_rank(group) == 0 for group in place.process_groups)
+        counts.copy_(torch.tensor(flips if first else [0, 0]))
+        flips = [0, 0]
 
 
 # -- small things

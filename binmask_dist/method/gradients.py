@@ -29,12 +29,14 @@ def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exac
                 continue
             grad = local_part(param.grad)
             latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
+            squares: Tensor | None
             if latent is None:
                 squares = _square_sum(grad, exact)
             elif exact:
                 squares = _square_sum(torch.where(local_part(latent) >= 0, grad, 0.0), exact)
             else:
                 squares = kernels.masked_square_sum((grad, local_part(latent)), group["compile"])
+            assert squares is not None
             by_shards.setdefault(shard_groups(param), []).append(squares.double())
     return _sum_over_shards(param_groups, by_shards) ** 0.5
 
@@ -59,7 +61,11 @@ def _sum_over_shards(param_groups: list[dict[str, Any]], by_shards: dict[tuple[A
     )
     for groups in shardings:
         squares = by_shards.get(groups)
-        part = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=_device(param_groups))
+        part = (
+            torch.stack(squares).sum()
+            if squares
+            else torch.zeros((), dtype=torch.float64, device=_device(param_groups))
+        )
         for process_group in groups:
             dist.all_reduce(part, group=process_group)
         total += part.item()
@@ -70,6 +76,6 @@ def _device(param_groups: list[dict[str, Any]]) -> torch.device:
     return next(local_part(param).device for group in param_groups for param in group["params"])
 
 
-def scale(grads: list[Tensor], clip: float) -> None:
+def scale(grads: list[Any], clip: float) -> None:
     if clip != 1.0 and grads:
         torch._foreach_mul_(grads, clip)

@@ -82,11 +82,11 @@ def _run(
             return _add_up(_compiled(to_compile), _pieces(flat, COMPILED_PIECE), extra)
         except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
             _give_up_compiling(error)
-    extra = () if scalars is None else (scalars,)
+    eager_extra = () if scalars is None else (scalars,)
     if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
-        return _add_up(eager, [tuple(tensors)], extra)
+        return _add_up(eager, [tuple(tensors)], eager_extra)
     size = EAGER_PIECE if tensors[0].device.type == "cpu" else COMPILED_PIECE
-    return _add_up(eager, _pieces(flat, size), extra)
+    return _add_up(eager, _pieces(flat, size), eager_extra)
 
 
 def _give_up_compiling(error: Exception) -> None:
@@ -139,7 +139,8 @@ def _flat_views(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     """1-D views in the memory order of the first tensor (channels_last, say), or None if another one differs."""
     if all(tensor.is_contiguous() for tensor in tensors):
         return [tensor.view(-1) for tensor in tensors]
-    order = sorted(range(tensors[0].ndim), key=lambda dim: -tensors[0].stride(dim))
+    strides = tensors[0].stride()
+    order = sorted(range(tensors[0].ndim), key=lambda dim: -strides[dim])
     views = [tensor.permute(order) for tensor in tensors]
     if not all(view.is_contiguous() for view in views):
         return None

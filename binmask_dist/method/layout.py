@@ -20,7 +20,7 @@ class Placement:
     """A parameter that lies whole on every rank (one process, DDP)."""
 
     name: str
-    holder: Tensor | None  # the optimizer's tensor, key of its state; None: no element lies on this rank
+    holder: Any  # the optimizer's tensor, key of its state; None: no element lies on this rank
 
     @property
     def shape(self) -> torch.Size:
@@ -36,12 +36,13 @@ class Placement:
         """The process groups whose ranks each have a different part of the elements."""
         return ()
 
-    def local(self, tensor: Tensor) -> Tensor:
+    def local(self, tensor: Any) -> Tensor:
         """The part of `tensor`, which is laid out like the holder, that belongs to this parameter."""
         return tensor
 
     def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The whole tensor on every rank, from what `local` returned on each (None: nothing here)."""
+        assert local is not None
         return local
 
     def cut(self, full: Tensor) -> Tensor:
@@ -57,10 +58,10 @@ class Sharded(Placement):
     def process_groups(self) -> tuple[Any, ...]:
         return shard_groups(self.holder)
 
-    def local(self, tensor: Tensor) -> Tensor:
+    def local(self, tensor: Any) -> Tensor:
         return tensor.to_local()
 
-    def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def gather(self, local: Any, dtype: torch.dtype) -> Tensor:
         # shape and stride are given because they cannot be told from uneven shards
         shape, stride = self.holder.shape, self.holder.stride()
         whole = DTensor.from_local(
@@ -77,7 +78,7 @@ class Sharded(Placement):
 class Fragment(Placement):
     """A run of elements inside a flat partition of DeepSpeed ZeRO."""
 
-    param: nn.Parameter  # the model's own parameter
+    param: Any  # the model's own parameter, to which DeepSpeed adds attributes
     start: int  # in the holder
     offset: int  # in the flattened parameter
     length: int
@@ -95,7 +96,7 @@ class Fragment(Placement):
     def process_groups(self) -> tuple[Any, ...]:
         return (self.group,)
 
-    def local(self, tensor: Tensor) -> Tensor:
+    def local(self, tensor: Any) -> Tensor:
         return tensor.narrow(0, self.start, self.length)
 
     def gather(self, local: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -111,7 +112,7 @@ class Fragment(Placement):
         return full.reshape(-1).narrow(0, self.offset, self.length)
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Any) -> Tensor:
     """A DTensor's elements on this rank; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -132,7 +133,7 @@ def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
     return DTensor.from_local(local, tensor.device_mesh, places, run_check=False)
 
 
-def placements(param_groups: Sequence[dict], model: nn.Module | None) -> dict[str, Placement]:
+def placements(param_groups: Sequence[dict], model: Any) -> dict[str, Placement]:
     """Placement of every named parameter of the optimizer, in the order of its groups."""
     zero = runs_under_zero(model)
     found: dict[str, Placement] = {}
@@ -152,7 +153,7 @@ def runs_under_zero(model: nn.Module | None) -> bool:
     return any(hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer") for param in params)
 
 
-def _fragment(name: str, param: nn.Parameter, group: dict) -> Fragment:
+def _fragment(name: str, param: Any, group: dict) -> Fragment:
     if hasattr(param, "_z3_optimizer"):  # ZeRO-3: rank r has elements [r * n, (r + 1) * n), padded at the end
         zero = param._z3_optimizer
         index, start, size = zero.grad_position[zero.get_param_id(param)]

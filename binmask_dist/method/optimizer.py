@@ -71,11 +71,11 @@ class BinMask(Optimizer):
         self.inner.param_groups = groups
 
     @property
-    def state(self) -> dict:
+    def state(self) -> Any:
         return self.inner.state
 
     @state.setter
-    def state(self, state: dict) -> None:
+    def state(self, state: Any) -> None:
         self.inner.state = state
 
     @property
@@ -234,6 +234,8 @@ class BinMask(Optimizer):
                 "max_grad_norm cannot be had under DeepSpeed ZeRO, which hands over one group at a time; "
                 "leave it out of patch and set gradient_clipping in the DeepSpeed config"
             )
+        if limit is None and not any(group["check_finite"] for group in groups):
+            return 1.0
         norm = gradient_norm(self.param_groups, self.state, of_masked=limit is not None)
         for group in groups:
             group["grad_norm"] = norm
@@ -274,7 +276,7 @@ class BinMask(Optimizer):
         return readout.masks(self)
 
     def apply_masks_(self, model: nn.Module) -> None:
-        """Mask another copy of the model. An average of W * b over steps (EMA, SWA) is not sparse where masks flipped."""
+        """Mask another copy of the model: an average of W * b over steps (EMA) is not sparse where masks flipped."""
         readout.apply_masks_(self, model)
 
     def check_sync(self) -> None:

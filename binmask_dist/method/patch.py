@@ -31,6 +31,7 @@ def patch(
     mask_betas: tuple[float, float] = (0.9, 0.999),
     mask_eps: float = 1e-8,
     max_grad_norm: float | None = None,
+    check_finite: bool = True,
     from_zeros: bool = False,
     compile: bool | None = None,
 ) -> BinMask:
@@ -47,6 +48,7 @@ def patch(
     mask_lr        the latents' learning rate, annealed to mask_lr_final by a cosine in whole epochs
     warmup         fraction of the epochs in which all masks stay on
     max_grad_norm  clip by the norm of g_W, in which masked entries do not count
+    check_finite   a step whose gradients have a NaN or inf changes nothing; reads every gradient once more
     from_zeros     the model is sparse already: weights that are zero start off
     compile        compile the step, and with it the update of torch's SGD, Adam and AdamW; by default if there are
                    enough weights to be worth it
@@ -75,6 +77,7 @@ def patch(
         "mask_betas": tuple(mask_betas),
         "mask_eps": mask_eps,
         "max_grad_norm": max_grad_norm,
+        "check_finite": check_finite,
         "from_zeros": from_zeros,
         "compile": compile and not kernels.compilation_is_off(),
         "epoch": None,
@@ -105,7 +108,9 @@ def _split_groups(model: nn.Module, optimizer: Optimizer, plan: Plan, hyper_para
     optimizer.param_groups = groups
 
 
-def _check(optimizer: Optimizer, *, lam, epochs, alpha0, alpha1, warmup, max_grad_norm) -> None:
+def _check(
+    optimizer: Any, *, lam: Any, epochs: Any, alpha0: float, alpha1: float, warmup: float, max_grad_norm: float | None
+) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, BinMask) or any(group.get("masked") for group in optimizer.param_groups):
@@ -125,7 +130,7 @@ def _check(optimizer: Optimizer, *, lam, epochs, alpha0, alpha1, warmup, max_gra
         raise ValueError(f"lam must be a finite number, 0 or more, not {lam!r}")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ValueError(f"epochs must be a whole number, 1 or more, not {epochs!r}")
-    if not 0 < alpha1:
+    if not alpha1 > 0:
         raise ValueError(f"alpha1 must be positive, not {alpha1!r}")
     if not 0 <= alpha0 <= alpha1:
         raise ValueError(f"alpha0 must lie between 0 and alpha1 ({alpha1}), not {alpha0!r}: masks start on")

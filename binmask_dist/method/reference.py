@@ -5,6 +5,7 @@ Weights and latents are separate leaves, the mask is a straight-through function
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,11 @@ class Quantise(torch.autograd.Function):
     """q(x) = 1 if x >= 0 else 0, whose gradient is taken to be the identity's."""
 
     @staticmethod
-    def forward(ctx, latent: Tensor) -> Tensor:
+    def forward(ctx: Any, latent: Tensor) -> Tensor:
         return (latent >= 0).to(latent.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -29,7 +30,9 @@ class Adam:
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         self.betas, self.eps = betas, eps
-        self.step, self.m, self.v = 0, 0.0, 0.0
+        self.step = 0
+        self.m: Any = 0.0
+        self.v: Any = 0.0
 
     def __call__(self, latent: Tensor, grad: Tensor, rate: float) -> Tensor:
         beta1, beta2 = self.betas

@@ -38,7 +38,7 @@ def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) ->
     }
 
 
-def _real_elements(param: Tensor, latent: Tensor, group: dict[str, Any], model: nn.Module) -> Tensor:
+def _real_elements(param: Tensor, latent: Tensor, group: dict[str, Any], model: nn.Module | None) -> Tensor:
     """Where a ZeRO partition is not padding. A mask that is off and gets no gradient is never counted as a flip."""
     real = torch.zeros_like(latent, dtype=torch.bool)
     for place in placements([group], model).values():
@@ -80,7 +80,7 @@ class Update:
         self.exchanged = False
 
     def before_inner(self) -> None:
-        weight, latent, exp_avg, exp_avg_sq = tensors = self._local_state()
+        weight, latent, _, exp_avg_sq = tensors = self._local_state()
         grad, compile = local_part(self.grad), self.group["compile"]
         if all_on(self.group, self.state):  # W has been p so far
             weight.copy_(local_part(self.param))

@@ -1,8 +1,8 @@
 """U for the optimizers that most people use, so that the compiled step can do it in the same pass over memory.
 
-Each update is a pure function (W, g_W, what the optimizer keeps, scalars) -> new values, the maths of torch's own class;
-it differs from it by rounding only. The state stays where, and under the names that, torch's class has it. Any other
-optimizer, and any option that is not covered here, runs as it is.
+Each update is a pure function (W, g_W, what the optimizer keeps, scalars) -> new values: the maths of torch's own
+class, from which it differs by rounding only. The state stays where torch's class has it, under the same names.
+Any other optimizer, and any option that is not covered here, runs as it is.
 """
 
 import functools
@@ -37,9 +37,7 @@ def sgd_momentum(
     return weight - lr * (grad + momentum * velocity if nesterov else velocity), velocity
 
 
-def adam(
-    weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Tensor
-) -> tuple[Tensor, ...]:
+def adam(weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Tensor) -> tuple[Tensor, ...]:
     """Adam and AdamW: coupled and decoupled weight decay, one of which is zero."""
     step_size, beta1, beta2, eps, scale, coupled, kept = scalars.unbind()
     grad = grad + coupled * weight

@@ -1,7 +1,6 @@
 """The training job, top to bottom: `main` makes the Accelerator, `train` does the work."""
 
 import math
-import os
 import time
 from typing import Any
 
@@ -24,11 +23,7 @@ from binmask_dist.training.run_folder import RunFolder
 
 
 def main(config: TrainConfig) -> None:
-    # `accelerate launch --mixed_precision bf16`, or the launcher's config, is the one place to ask for it
-    accelerator = make_accelerator(mixed_precision=os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
-    if accelerator.device.type == "cpu":
-        # Accelerate imports DeepSpeed whenever it unwraps a model, and DeepSpeed would warn that it found no GPU
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    accelerator = make_accelerator()
     train(config, accelerator)
     accelerator.end_training()
 

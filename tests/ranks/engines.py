@@ -14,13 +14,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import work  # noqa: E402
-from ranks.twin import Twin  # noqa: E402
-from ranks.work import CASES, STEPS, Case  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-import binmask_dist  # noqa: E402
-from binmask_dist.method.layout import local_part, placements  # noqa: E402
+import binmask_dist
+from binmask_dist.method.layout import local_part, placements
+from ranks import work
+from ranks.twin import Twin
+from ranks.work import CASES, STEPS, Case
 
 ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
@@ -156,7 +156,8 @@ def exports(folder: Path) -> dict:
         stock.load_state_dict(tensors)
         zeros = sum(int((tensors[name] == 0).sum()) for name in binmask.plan.masked)
         total = sum(tensors[name].numel() for name in binmask.plan.masked)
-        results[engine] = dict(from_file=zeros / total, live=binmask.sparsity())
+        clips_by_itself = model.gradient_clipping() if engine.startswith("zero") else 0.0
+        results[engine] = dict(from_file=zeros / total, live=binmask.sparsity(), clips_by_itself=clips_by_itself)
     return results
 
 

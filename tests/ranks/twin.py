@@ -6,11 +6,11 @@ In bf16 no single process rounds like the engine does, so what is compared is th
 import math
 
 import torch
-from ranks.work import MASK, make_optimizer
 from torch import nn
 
 from binmask_dist.method.layout import placements
 from binmask_dist.method.reference import Adam
+from ranks.work import MASK, make_optimizer
 
 
 class Twin:
@@ -61,4 +61,3 @@ class Twin:
             mask = self.latents[name] >= 0 if name in self.latents else 1
             error = max(error, float((value - self.weight(name).detach() * mask).abs().max()))
         return different, error
-

@@ -151,4 +151,3 @@ def whole_parameters(binmask) -> dict[str, torch.Tensor]:
 
 def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
