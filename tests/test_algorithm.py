@@ -120,6 +120,7 @@ def test_eager_is_identical_to_the_last_bit_with_torchs_adam(name):
 def test_compiled_is_identical_to_the_last_bit_with_adam_written_out(name):
     binmask, _, reference = walk(OPTIMIZERS[name], compile=True, compare=identical, adam=Adam)
     assert binmask.masked_groups[0]["compile"]
+    assert not kernels.compiler_failed()
     check_flips(binmask, reference)
 
 
@@ -128,20 +129,20 @@ COMPILED_UPDATES = {
     "sgd": (OPTIMIZERS["sgd"], 300),
     "sgd-plain": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4), 120),
     "sgd-dampened": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, dampening=0.5), 300),
-    "adam": (OPTIMIZERS["adam"], 65),
-    "adamw": (OPTIMIZERS["adamw"], 120),
+    "adam": (OPTIMIZERS["adam"], 150),
+    "adamw": (OPTIMIZERS["adamw"], 150),
 }
 
 
 @pytest.mark.parametrize("name", COMPILED_UPDATES)
 def test_an_update_that_is_compiled_too_differs_by_rounding_only(name, monkeypatch):
     """U of torch's own classes, in the same pass as the masks; the state stays torch's, step counts included."""
-    calls = []
+    ran = []
     function = kernels.learn_and_update_
-    monkeypatch.setattr(kernels, "learn_and_update_", lambda *a: calls.append(1) or function(*a))
+    monkeypatch.setattr(kernels, "learn_and_update_", lambda *a: ran.append(function(*a)) or ran[-1])
     make_optimizer, steps = COMPILED_UPDATES[name]
     binmask, model, reference = walk(make_optimizer, compile=True, steps=steps)
-    assert len(calls) >= 3 * (steps - STEPS_PER_EPOCH - 1)
+    assert sum(ran) >= 3 * (steps - STEPS_PER_EPOCH - 1)
     assert sum(reference.flips) > 2000
     theirs = reference.masks()
     assert all(torch.equal(mask, theirs[name]) for name, mask in binmask.masks().items())
@@ -181,7 +182,7 @@ def test_compiled_and_eager_end_with_the_same_masks():
 
 
 def test_masks_that_never_flip_are_the_plain_optimizer():
-    """With alpha0 = 1 and nothing to gain, masks stay at one; the weights are the user's own optimizer's, bitwise."""
+    """With nothing that moves them, masks stay at one; the weights are the user's own optimizer's, bitwise."""
     for changes in (dict(lam=0.0, mask_lr=0.0, mask_lr_final=0.0), dict(warmup=1.0)):
         model, plain = small_network(), small_network()
         optimizer = OPTIMIZERS["sgd"](plain.parameters())

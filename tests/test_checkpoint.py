@@ -10,10 +10,12 @@ import time
 import pytest
 import timm.optim
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import binmask_dist
 from binmask_dist import CheckpointError, load_checkpoint, save_checkpoint
+from binmask_dist.engines import checkpoint
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -142,12 +144,48 @@ def test_another_model_or_optimizer_is_refused(saved):
         load_checkpoint(saved, binmask)
 
 
-def test_a_place_that_cannot_be_written_keeps_the_last_checkpoint(saved, tmp_path):
+def test_a_save_that_fails_keeps_the_last_checkpoint(saved, monkeypatch):
     model, binmask = make()
     train(model, binmask, 0, 5)
+    monkeypatch.setattr("binmask_dist.engines.checkpoint.BYTES_PER_FILE", 2000)
+    write_file, written = checkpoint._write_file, []
+
+    def full_disk(path, batch):
+        if len(written) == 2:
+            raise OSError("No space left on device")
+        written.append(write_file(path, batch))
+        return written[-1]
+
+    monkeypatch.setattr(checkpoint, "_write_file", full_disk)
+    with pytest.raises(CheckpointError, match=r"could not be written to .*No space left on device"):
+        save_checkpoint(saved, binmask)
+    expected_model, expected = make()
+    train(expected_model, expected, 0, 20)
+    other, resumed = make(seed=1)
+    load_checkpoint(saved, resumed)
+    assert equal((expected_model, expected), (other, resumed))
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    _, binmask = make()
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could not be written to"):
         save_checkpoint(tmp_path / "file" / "checkpoint", binmask)
+
+
+def test_an_index_or_a_file_with_parts_missing_is_refused(saved):
+    whole = (saved / "checkpoint.json").read_text()
+    for section in ("scalars", "entries", "flips", "groups"):
+        index = json.loads(whole)
+        del index[section]
+        (saved / "checkpoint.json").write_text(json.dumps(index))
+        refused(saved, "damaged checkpoint")
+    (saved / "checkpoint.json").write_text(whole)
+    file = next(saved.glob("*.safetensors"))
+    tensors = load_file(file)
+    del tensors["latent:0.weight"]
+    save_file(tensors, file)
+    refused(saved, "damaged checkpoint")
 
 
 SAVE_FOR_EVER = """

@@ -56,7 +56,7 @@ def test_compiled_and_eager_differ_by_rounding_only(dtype):
         assert torch.equal(eager[1] >= 0, compiled[1] >= 0)
         torch.testing.assert_close(eager[4], compiled[4])
         assert torch.equal(eager[5], compiled[5])
-    assert not kernels._compiler_failed
+    assert not kernels.compiler_failed()
 
 
 def test_one_graph_for_all_shapes_and_scalars():
@@ -139,7 +139,7 @@ for step in range(4):
     binmask.step()
 peak = (status("VmHWM") - before) / size
 from binmask_dist.method import kernels
-print(peak, kernels._compiler_failed)
+print(peak, kernels.compiler_failed())
 """
 
 
@@ -167,7 +167,7 @@ for compiled in (True, False):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(20):
-            model(torch.randn(16, 8)).square().mean().backward()
+            model(torch.ones(16, 8) * step).square().mean().backward()
             binmask.step()
             binmask.zero_grad()
     masks.append(binmask.masks())
@@ -179,7 +179,7 @@ print(all(torch.equal(masks[0][name], masks[1][name]) for name in masks[0]), bin
 def test_a_host_without_a_compiler_says_so_once_and_gets_the_same_masks(tmp_path):
     environment = {**os.environ, "CXX": str(tmp_path / "no-compiler"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER.replace("torch.randn(16, 8)", "torch.ones(16, 8) * step")],
+        [sys.executable, "-c", WITHOUT_COMPILER],
         env=environment,
         capture_output=True,
         text=True,

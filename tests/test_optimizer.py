@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import binmask_dist
+from binmask_dist.method import kernels
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -118,6 +119,7 @@ def test_groups_and_state_can_be_assigned_as_engines_do():
 
 def test_pickle_and_deepcopy_go_on_alike():
     model, binmask = trained()
+    torch.optim.lr_scheduler.StepLR(binmask, 100)  # puts a step of its own on the instance
     twins = [copy.deepcopy((model, binmask)), pickle.loads(pickle.dumps((model, binmask)))]
     train(model, binmask, 10, start=25)
     for twin_model, twin in twins:
@@ -133,7 +135,7 @@ def test_state_dict_through_a_file_resumes_bit_for_bit():
         torch.save({"model": model.state_dict(), "optimizer": binmask.state_dict()}, buffer)
         buffer.seek(0)
         saved = torch.load(buffer, weights_only=True)
-        other, _ = network(dtype), None
+        other = network(dtype)
         resumed = binmask_dist.patch(other, sgd(other), **MASK)
         other.load_state_dict(saved["model"])
         resumed.load_state_dict(state_dict=saved["optimizer"])
@@ -241,18 +243,20 @@ def test_state_at_rest_is_at_most_sixteen_bytes_per_masked_weight():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["masked", "unmasked"])
+@pytest.mark.parametrize("where", ["on", "off", "unmasked"])
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 @pytest.mark.parametrize("steps", [5, 25])  # in the warm-up, and after it
 def test_a_gradient_that_is_not_finite_changes_nothing(bad, where, max_grad_norm, steps):
     model, binmask = trained(steps=steps, max_grad_norm=max_grad_norm)
     before = contents(binmask)
     backward(model, 99)
-    if where == "masked":
-        index = binmask.masks()["0.weight"].nonzero()[0]  # a masked entry's gradient is not used when clipping
-        model[0].weight.grad[tuple(index)] = bad
-    else:
+    if where == "unmasked":
         model[0].bias.grad[0] = bad
+    elif steps > 10 or where == "on":  # nothing is off in the warm-up
+        mask = binmask.masks()["0.weight"]
+        model[0].weight.grad[tuple((mask if where == "on" else ~mask).nonzero()[0])] = bad
+    else:
+        pytest.skip("nothing is off in the warm-up")
     with pytest.warns(UserWarning, match="NaN or inf: the step changed nothing"):
         binmask.step()
     binmask.zero_grad()
@@ -261,6 +265,38 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, where, max_grad_norm
     train(model, binmask, 5, start=steps)
     assert binmask.skipped_steps == 1
     assert not same(contents(binmask), before)
+
+
+def test_large_but_finite_gradients_are_not_refused():
+    for dtype in (torch.float32, torch.float64):
+        model = network(dtype)
+        binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=1e-30), **MASK)
+        binmask.set_epoch(2)
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 1e25)
+        binmask.step()
+        assert binmask.skipped_steps == 0
+        assert binmask.grad_norm > 1e25
+
+
+def test_the_check_can_be_switched_off():
+    model, binmask = trained(check_finite=False)
+    backward(model, 99)
+    model[0].bias.grad[0] = float("nan")
+    binmask.step()
+    assert binmask.skipped_steps == 0
+    assert model[0].bias.isnan().any()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_masked_weights_are_plus_zero(compile):
+    """A file full of random signs would not compress."""
+    model, binmask = trained(steps=30, compile=compile)
+    assert not kernels.compiler_failed()
+    for name, mask in binmask.masks().items():
+        off = model.get_parameter(name)[~mask]
+        assert len(off) > 10
+        assert not torch.signbit(off).any()
 
 
 # -- bad input: one clear sentence each
@@ -279,6 +315,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, where, max_grad_norm
         (dict(alpha1=0.0), "alpha1 must be positive"),
         (dict(warmup=1.5), "warmup is a fraction of the epochs"),
         (dict(mask_lr=-1e-3), "mask_lr must be a finite number"),
+        (dict(mask_eps=0.0), "mask_eps must be positive"),
         (dict(mask_lr_final=float("inf")), "mask_lr_final must be a finite number"),
         (dict(mask_betas=(0.9, 1.0)), "mask_betas must lie in"),
         (dict(max_grad_norm=0), "max_grad_norm must be positive"),

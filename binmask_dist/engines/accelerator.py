@@ -44,13 +44,15 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None
         raise ValueError(f"engine must be auto or one of {', '.join(ENGINES)}, not {engine!r}")
     mixed_precision = mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     on_cpu = not torch.accelerator.is_available() or _flag("ACCELERATE_USE_CPU")
-    stage = int(asked[-1]) if asked.startswith("zero") else None
-    if stage is not None:
-        kwargs.setdefault("deepspeed_plugin", _deepspeed_plugin(stage, mixed_precision, kwargs))
-        _check_deepspeed_config(kwargs["deepspeed_plugin"].deepspeed_config)
+    zero = asked.startswith("zero")
+    if zero:
+        plugin = kwargs.get("deepspeed_plugin") or _deepspeed_plugin(int(asked[-1]), kwargs)
+        kwargs["deepspeed_plugin"] = plugin
+        _adjust(plugin.deepspeed_config)
+        _check_deepspeed_config(plugin.deepspeed_config)
     if asked == "fsdp2":
-        kwargs.setdefault("fsdp_plugin", _fsdp_plugin())
-    environment = {"ACCELERATE_USE_DEEPSPEED": str(stage is not None).lower()}
+        kwargs["fsdp_plugin"] = kwargs.get("fsdp_plugin") or _fsdp_plugin()
+    environment = {"ACCELERATE_USE_DEEPSPEED": str(zero).lower()}
     environment["ACCELERATE_USE_FSDP"] = str(asked == "fsdp2").lower()
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would search for a GPU, and warn
@@ -70,8 +72,8 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None
 
 def engine_from_environment() -> str:
     """What `accelerate launch` asks of this process, from the variables that it sets."""
-    if _flag("ACCELERATE_USE_DEEPSPEED"):
-        return "zero" + os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if _flag("ACCELERATE_USE_DEEPSPEED"):  # with its own JSON file, no variable has the stage
+        return f"zero{DeepSpeedPlugin().zero_stage}"
     if _flag("ACCELERATE_USE_FSDP"):
         version = os.environ.get("FSDP_VERSION", "1")
         if version != "2":
@@ -102,25 +104,24 @@ def _check_deepspeed_config(config: dict[str, Any]) -> None:
         )
 
 
-def _deepspeed_plugin(stage: int, mixed_precision: str, kwargs: dict[str, Any]) -> DeepSpeedPlugin:
+def _deepspeed_plugin(stage: int, kwargs: dict[str, Any]) -> DeepSpeedPlugin:
     if _flag("ACCELERATE_USE_DEEPSPEED"):
-        plugin = DeepSpeedPlugin()  # from the launcher's variables
-    else:
-        config = {
+        return DeepSpeedPlugin()  # from the launcher's variables
+    return DeepSpeedPlugin(
+        hf_ds_config={
             "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": kwargs.get("gradient_accumulation_steps", 1),
             "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
         }
-        plugin = DeepSpeedPlugin(hf_ds_config=config)
-    config = plugin.deepspeed_config
+    )
+
+
+def _adjust(config: dict[str, Any]) -> None:
+    """What BinMask needs of DeepSpeed, where the config does not say otherwise."""
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     if config.get("gradient_clipping", "auto") == "auto":
         config["gradient_clipping"] = 0.0  # Accelerate and DeepSpeed would both make it 1.0
-    if mixed_precision == "bf16":
-        # without it, ZeRO-1 and 2 hand NaN gradients over in bf16
-        config.setdefault("bf16", {"enabled": True}).setdefault("check_grad_overflow", True)
-    return plugin
 
 
 def _fsdp_plugin() -> FullyShardedDataParallelPlugin:

@@ -34,6 +34,8 @@ FORMAT = "binmask_dist checkpoint 1"
 BYTES_PER_FILE = 2 * 2**30
 # what describes the process and not the training: the next one may run on other engines and devices
 NOT_SETTINGS = ("params", "param_names", "grad_norm", "compile", "fused", "foreach")
+# which state they keep for a matrix and for a vector differs
+SHAPE_DEPENDENT = ("Adafactor", "Muon")
 
 
 class CheckpointError(ValueError):
@@ -50,6 +52,7 @@ def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str
         "optimizer": type(binmask.inner).__name__,
         "groups": [{"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups],
         "scalars": {name: _scalars(of_name) for name, of_name in entries.items()},
+        "entries": {name: sorted(of_name.keys() - _scalars(of_name)) for name, of_name in entries.items()},
         "flips": list(readout.flip_state(binmask)),
         "extra": extra or {},
     }
@@ -61,7 +64,7 @@ def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str
             index["files"] = _write_tensors(folder, tensors)
             write_atomically(folder / INDEX, json.dumps(index, indent=1, sort_keys=True))
             _remove_other_files(folder, set(index["files"]))
-        except (OSError, SafetensorError, TypeError) as failure:
+        except Exception as failure:  # of any kind: the other ranks are waiting
             error = f"the checkpoint could not be written to {folder}: {failure}"
     for _ in tensors:  # the other ranks' part of gathering; on rank 0 what a failure left over
         pass
@@ -81,6 +84,8 @@ def load_checkpoint(folder: str | os.PathLike, binmask: BinMask) -> dict[str, An
         _check_fits(index, stored, binmask, where)
     except (CheckpointError, OSError) as failure:
         error = str(failure)
+    except (KeyError, ValueError, TypeError, SafetensorError) as failure:
+        error = f"{folder} holds a damaged checkpoint ({type(failure).__name__}: {failure})"
     _raise_on_every_rank(error)
     _load_model(stored, binmask, where)
     _load_state(stored, index, binmask, where)
@@ -97,7 +102,12 @@ def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str
 
     A rank that holds nothing of a parameter learns from the others what will be gathered.
     """
-    mine = {name: _describe(binmask, place) for name, place in where.items()}
+    mine, error = {}, None
+    try:
+        mine = {name: _describe(binmask, place) for name, place in where.items()}
+    except CheckpointError as failure:
+        error = str(failure)
+    _raise_on_every_rank(error)
     everyone: list[Any] = [mine]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()
@@ -107,18 +117,19 @@ def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str
 
 def _describe(binmask: BinMask, place: Placement) -> dict[str, Any]:
     described: dict[str, Any] = {}
+    inner = type(binmask.inner).__name__
     for key, value in binmask.state.get(place.holder, {}).items() if place.holder is not None else ():
         if key == "flips":
             continue
         if not isinstance(value, Tensor) or value.ndim == 0:
             described[key] = {"value": value.item() if isinstance(value, Tensor) else value}
+        elif isinstance(place, Fragment) and (value.shape != place.holder.shape or inner in SHAPE_DEPENDENT):
+            raise CheckpointError(
+                f"{inner} keeps state that depends on a weight's shape, which ZeRO's flat partitions turn into "
+                "something that no other engine can read; use accelerator.save_state"
+            )
         elif value.shape == place.holder.shape:
             described[key] = {"dtype": value.dtype}
-        elif isinstance(place, Fragment):
-            raise CheckpointError(
-                f"{type(binmask.inner).__name__} keeps {key!r} in a shape of its own, which ZeRO's flat partitions "
-                "turn into something that no other engine can read; use accelerator.save_state"
-            )
         else:
             described[key] = {"dtype": value.dtype, "own_shape": True}
     return described
@@ -215,9 +226,6 @@ class _Stored:
     def __getitem__(self, entry: str) -> Tensor:
         return self.files[entry].get_tensor(entry)
 
-    def keys_of(self, name: str) -> list[str]:
-        return [entry.split(":", 1)[0] for entry in self.files if entry.split(":", 1)[1] == name]
-
 
 def _read_index(folder: Path) -> dict[str, Any]:
     try:
@@ -245,6 +253,11 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where:
             + (f" and {len(different) - 1} more" if len(different) > 1 else "")
         )
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
+    for name, keys in index["entries"].items():
+        wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
+        index["scalars"][name]
+    for section in ("flips", "extra"):
+        index[section]
     for name, tensor in _outside_the_optimizer(binmask, where):
         wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
     for entry in stored.files:
@@ -302,7 +315,7 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where:
     for name, place in where.items():
         if place.holder is None:
             continue
-        saved_keys = [key for key in stored.keys_of(name) if key not in ("param", "outside")]
+        saved_keys = index["entries"][name]
         state = binmask.state[place.holder]
         if "latent" in saved_keys and "latent" not in state:
             state.update(make_state(place.holder, group_of[name], binmask.model))

@@ -171,7 +171,8 @@ def product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
 
 
 def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
-    torch.mul(weight, _mask(latent).to(weight.dtype), out=param)
+    # + 0: a negative W times zero is -0.0, and a file full of random signs does not compress
+    torch.mul(weight, _mask(latent).to(weight.dtype), out=param).add_(0.0)
 
 
 def count_flips(exp_avg_sq: Tensor) -> Tensor:
@@ -185,5 +186,5 @@ def _mask(latent: Tensor) -> Tensor:
 
 
 def masked_square_sum(grad: Tensor, latent: Tensor) -> Tensor:
-    """Sum of squares of g_W, for gradient clipping: masked entries do not count."""
-    return torch.where(latent >= 0, grad.float(), 0.0).square().sum()
+    """Sum of squares of g_W, for gradient clipping: masked entries do not count, unless they are not finite."""
+    return (grad.float() * (latent >= 0)).square().sum()

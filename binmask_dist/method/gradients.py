@@ -33,7 +33,7 @@ def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exac
             if latent is None:
                 squares = _square_sum(grad, exact)
             elif exact:
-                squares = _square_sum(torch.where(local_part(latent) >= 0, grad, 0.0), exact)
+                squares = _square_sum(grad * (local_part(latent) >= 0), exact)
             else:
                 squares = kernels.masked_square_sum((grad, local_part(latent)), group["compile"])
             assert squares is not None
@@ -78,4 +78,4 @@ def _device(param_groups: list[dict[str, Any]]) -> torch.device:
 
 def scale(grads: list[Any], clip: float) -> None:
     if clip != 1.0 and grads:
-        torch._foreach_mul_(grads, clip)
+        torch._foreach_mul_([local_part(grad) for grad in grads], clip)

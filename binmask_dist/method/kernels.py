@@ -17,6 +17,7 @@ COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 SMALLEST_COMPILED = 2
 
 _compiler_failed = False
+_has_run: set[Callable] = set()
 
 
 def learn_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> Tensor | None:
@@ -36,13 +37,9 @@ def learn_and_update_(
     if _compiler_failed or flat is None or tensors[0].numel() < SMALLEST_COMPILED:
         return False
     device = tensors[0].device
-    extra = (_scalar_tensor(scalars, device), torch.tensor(update_scalars, device=device))
-    try:
-        _add_up(_compiled_with(update), _pieces(flat, COMPILED_PIECE), extra)
-    except Exception as error:
-        _give_up_compiling(error)
-        return False
-    return True
+    extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
+    ran, _ = _run_compiled(_compiled_with(update), flat, extra)
+    return ran
 
 
 def count_flips(exp_avg_sq: Tensor) -> Tensor | None:
@@ -78,10 +75,9 @@ def _run(
     flat = _flat_views(tensors)
     if compiled and flat is not None:
         extra = () if scalars is None else (_scalar_tensor(scalars, tensors[0].device),)
-        try:
-            return _add_up(_compiled(to_compile), _pieces(flat, COMPILED_PIECE), extra)
-        except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
-            _give_up_compiling(error)
+        ran, result = _run_compiled(_compiled(to_compile), flat, extra)
+        if ran:
+            return result
     eager_extra = () if scalars is None else (scalars,)
     if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
         return _add_up(eager, [tuple(tensors)], eager_extra)
@@ -89,14 +85,29 @@ def _run(
     return _add_up(eager, _pieces(flat, size), eager_extra)
 
 
-def _give_up_compiling(error: Exception) -> None:
+def _run_compiled(function: Callable, flat: Sequence[Tensor], extra: tuple) -> tuple[bool, Tensor | None]:
+    """Whether it ran, and the result. Only a first call compiles: an error of a later one is not a compiler's."""
     global _compiler_failed
-    _compiler_failed = True
-    warnings.warn(
-        "BinMask's step could not be compiled and runs eagerly: same masks, slower. "
-        f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
-        stacklevel=2,
-    )
+    first_call = function not in _has_run
+    try:
+        result = _add_up(function, _pieces(flat, COMPILED_PIECE), extra)
+    except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
+        if not first_call:
+            raise
+        _compiler_failed = True
+        warnings.warn(
+            "BinMask's step could not be compiled and runs eagerly: same maths, slower. "
+            f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
+            stacklevel=2,
+        )
+        return False, None
+    _has_run.add(function)
+    return True, result
+
+
+def compiler_failed() -> bool:
+    """Whether this process has given up compiling: a rank that has rounds differently from one that has not."""
+    return _compiler_failed
 
 
 def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple) -> Tensor | None:
@@ -124,6 +135,11 @@ def _compiled_with(update: Callable) -> Callable:
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step
 def _scalar_tensor(scalars: Scalars, device: torch.device) -> Tensor:
     return scalars.tensor(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _update_scalar_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _pieces(flat: Sequence[Tensor], size: int) -> Iterable[Sequence[Tensor]]:

@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 
 from binmask_dist.method import algorithm, readout
 from binmask_dist.method.gradients import gradient_norm, scale
-from binmask_dist.method.layout import local_part, runs_under_zero
-from binmask_dist.method.state import MASK_KEYS, Update, all_on, make_state
+from binmask_dist.method.layout import runs_under_zero
+from binmask_dist.method.state import MASK_KEYS, MaskedStep, all_on, make_state
 from binmask_dist.method.targets import Plan
 from binmask_dist.method.updates import known_update
 
@@ -113,10 +113,9 @@ class BinMask(Optimizer):
                         self.state[param][name] = saved[name].detach().clone().to(device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "model": None}  # the model is the caller's to copy or to pickle
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        # The model is the caller's to copy or to pickle. Hooks stay behind, and so does the `step` that a scheduler
+        # has put on this instance, which belongs to this one.
+        return {"inner": self.inner, "plan": self.plan, "model": None}
 
     def __repr__(self) -> str:
         return f"BinMask({self.inner!r})"
@@ -170,32 +169,30 @@ class BinMask(Optimizer):
         return loss
 
     def _update(self, clip: float) -> None:
-        updates, updated = [], set()
-        for group in self.masked_groups:
-            for update in self._updates(group, clip):
-                updates.append(update)
-                updated.add(id(update.param))
+        steps = [step for group in self.masked_groups for step in self._masked_steps(group, clip)]
+        masked = {id(step.param) for step in steps}
         # the others are scaled where they are masked
-        plain = [param.grad for param in self._params_with_grad() if id(param) not in updated]
-        scale(plain, clip)
+        scale([param.grad for param in self._params_with_grad() if id(param) not in masked], clip)
         try:
-            for update in updates:
-                update.before_inner()
+            for step in steps:
+                step.before_inner()
             self.inner.step()
         finally:
-            for update in updates:
-                update.after_inner()
-        for update in updates:
-            if "latent" not in self.state[update.param]:
-                self.state[update.param].update(update.state)
+            for step in steps:
+                step.after_inner()
+        for step in steps:
+            if "latent" not in self.state[step.param]:
+                self.state[step.param].update(step.state)
 
-    def _updates(self, group: dict[str, Any], clip: float) -> Iterator[Update]:
+    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterator[MaskedStep]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
         update = known_update(self.inner, group)
         for param in group["params"]:
             state = self.state.get(param, {})
+            if param.grad is not None and param.grad.is_sparse:
+                raise TypeError("a masked weight has a sparse gradient; leave it out with exclude=")
             if param.grad is None or (all_on(group, state) and not learns):
                 continue
             if "latent" not in state:
@@ -209,7 +206,7 @@ class BinMask(Optimizer):
                 alpha1=group["alpha1"],
                 clip=clip,
             )
-            yield Update(param, state, group, scalars, learns, update)
+            yield MaskedStep(param, state, group, scalars, learns, update)
 
     def _params_with_grad(self) -> Iterator[Tensor]:
         return (param for group in self.param_groups for param in group["params"] if param.grad is not None)
@@ -222,7 +219,7 @@ class BinMask(Optimizer):
         return (
             not any(self.state.get(param) for param in self._params_with_grad())
             and all(float(group.get("lr", 1.0)) == 0.0 for group in self.param_groups)
-            and not any(bool(local_part(param.grad).any()) for param in self._params_with_grad())
+            and gradient_norm(self.param_groups, self.state, of_masked=False) == 0.0  # on all ranks alike
         )
 
     def _clip_coefficient(self) -> float | None:
@@ -234,7 +231,8 @@ class BinMask(Optimizer):
                 "max_grad_norm cannot be had under DeepSpeed ZeRO, which hands over one group at a time; "
                 "leave it out of patch and set gradient_clipping in the DeepSpeed config"
             )
-        if limit is None and not any(group["check_finite"] for group in groups):
+        zero_checks = runs_under_zero(self.model)  # before it hands over the first group
+        if limit is None and (zero_checks or not any(group["check_finite"] for group in groups)):
             return 1.0
         norm = gradient_norm(self.param_groups, self.state, of_masked=limit is not None)
         for group in groups:
@@ -253,7 +251,7 @@ class BinMask(Optimizer):
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of all gradients at the last step: of g_W if max_grad_norm is set, otherwise of g."""
+        """Norm of all gradients at the last step: of g_W if max_grad_norm is set, otherwise of g; None under ZeRO."""
         return next((group["grad_norm"] for group in self.masked_groups), None)
 
     # Collective: every rank calls.

@@ -141,7 +141,11 @@ def _check(
 
 
 def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, float], mask_eps: float) -> None:
-    for name, rate in (("mask_lr", mask_lr), ("mask_lr_final", mask_lr_final), ("mask_eps", mask_eps)):
+    if not mask_eps > 0:
+        raise ValueError(
+            f"mask_eps must be positive, not {mask_eps!r}: weights without a gradient would divide by zero"
+        )
+    for name, rate in (("mask_lr", mask_lr), ("mask_lr_final", mask_lr_final)):
         if not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
             raise ValueError(f"{name} must be a finite number, 0 or more, not {rate!r}")
     if not all(0 <= beta < 1 for beta in mask_betas):

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from binmask_dist.method import kernels
 from binmask_dist.method.layout import Placement, local_part, placements, sum_over_ranks
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ def zeros_and_sizes(binmask: "BinMask") -> dict[str, tuple[int, int]]:
     zeros = {}
     for name, place in where.items():
         keep = _local_keep(binmask, place)
-        count = 0 if keep is None else keep.numel() - int(keep.count_nonzero())
-        zeros[name] = torch.tensor(count, dtype=torch.int64, device=place.device)
+        zeros[name] = torch.zeros((), dtype=torch.int64, device=place.device)
+        if keep is not None:
+            zeros[name] += torch.count_nonzero(~keep).to(place.device)
     total = sum_over_ranks(zeros, where)
     return {name: (int(total[name]), where[name].shape.numel()) for name in where}
 
@@ -82,7 +85,10 @@ def apply_masks_(binmask: "BinMask", model: nn.Module) -> None:
     if missing:
         raise ValueError(f"the model has no parameter {missing[0]!r}, which is masked; give a copy of the same model")
     for name, mask in gathered.items():
-        params[name].mul_(mask.to(params[name].device))
+        param = params[name]
+        if isinstance(param, DTensor):
+            mask = distribute_tensor(mask, param.device_mesh, param.placements, src_data_rank=None)
+        param.mul_(mask.to(param.device))
 
 
 def _bare_name(name: str) -> str:
@@ -96,7 +102,7 @@ def check_sync(binmask: "BinMask") -> None:
     """Raise if ranks that should agree do not: on hyper-parameters, and on what each of them holds whole."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    mine: dict[str, Any] = {}
+    mine: dict[str, Any] = {"whether the step could be compiled": kernels.compiler_failed()}
     for index, group in enumerate(binmask.masked_groups):
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names", "grad_norm")}
         mine[f"the settings of group {index}"] = repr(sorted(settings.items()))

@@ -16,8 +16,6 @@ MASK_KEYS = ("weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_
 
 def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) -> dict[str, Tensor]:
     """The entries of MASK_KEYS for a weight whose mask has not learnt yet."""
-    if param.grad is not None and param.grad.is_sparse:
-        raise TypeError("a masked weight has a sparse gradient; leave it out with exclude=")
     latent = torch.full_like(param, group["alpha0"], dtype=torch.float32, requires_grad=False)
     local = local_part(latent)
     if group["from_zeros"]:
@@ -54,7 +52,7 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
     return not state or "latent_step" not in state or state["latent_step"].item() == 0
 
 
-class Update:
+class MaskedStep:
     """One masked weight in one step. Between the two halves p holds W, and its gradient is g_W.
 
     Where U is known, the first half can do everything; p has no gradient then, and the optimizer passes it by.
@@ -75,7 +73,6 @@ class Update:
         self.scalars = scalars
         self.learns = learns
         self.update = update
-        self.state_is_made = update is not None and all(state.get(key) is not None for key in update.keys)
         self.grad = param.grad
         self.exchanged = False
 
@@ -87,7 +84,7 @@ class Update:
         if not self.learns:
             kernels.mask_gradient_((grad, latent), self.scalars, compile)
             self._exchange()
-        elif self._all_at_once((grad, *tensors)):
+        elif self._fused_step((grad, *tensors)):
             self.param.grad = None
             self._count(kernels.count_flips(exp_avg_sq))
         else:
@@ -102,11 +99,13 @@ class Update:
             weight, latent, *_ = self._local_state()
             kernels.product_((local_part(self.param.detach()), weight, latent), self.group["compile"])
 
-    def _all_at_once(self, tensors: tuple[Tensor, ...]) -> bool:
+    def _fused_step(self, tensors: tuple[Tensor, ...]) -> bool:
         """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own."""
-        if self.update is None or not self.group["compile"] or not self.state_is_made:
+        if self.update is None or not self.group["compile"]:
             return False
-        kept = [self.state[key] for key in self.update.keys]
+        kept = [self.state.get(key) for key in self.update.keys]
+        if any(tensor is None for tensor in kept):
+            return False
         step = float(self.state["step"]) + 1 if "step" in self.state else 1.0
         scalars = self.update.scalars(self.group, step)
         tensors = (*tensors, local_part(self.param.detach()), *(local_part(tensor) for tensor in kept))

@@ -39,10 +39,10 @@ def sgd_momentum(
 
 def adam(weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Tensor) -> tuple[Tensor, ...]:
     """Adam and AdamW: coupled and decoupled weight decay, one of which is zero."""
-    step_size, beta1, beta2, eps, scale, coupled, kept = scalars.unbind()
+    step_size, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, scale, coupled, kept = scalars.unbind()
     grad = grad + coupled * weight
-    m = beta1 * exp_avg.float() + (1 - beta1) * grad
-    v = beta2 * exp_avg_sq.float() + (1 - beta2) * grad * grad
+    m = beta1 * exp_avg.float() + one_minus_beta1 * grad
+    v = beta2 * exp_avg_sq.float() + one_minus_beta2 * grad * grad
     return weight * kept - step_size * m / (v.sqrt() / scale + eps), m, v
 
 
@@ -76,4 +76,5 @@ def _adam_scalars(group: dict[str, Any], step: float) -> list[float]:
     decoupled = group.get("decoupled_weight_decay", False)
     coupled, kept = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
     scale = math.sqrt(1 - beta2**step)
-    return [lr / (1 - beta1**step), beta1, beta2, group["eps"], scale, coupled, kept]
+    # 1 - beta is taken here: in fp32 it would lose half its digits
+    return [lr / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, group["eps"], scale, coupled, kept]

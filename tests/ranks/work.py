@@ -12,6 +12,8 @@ from binmask_dist.method.layout import placements
 
 WORLD = 2
 STEPS = 40
+MIDDLE = STEPS // 2 + 3  # of an epoch too
+ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 MICRO_BATCH = 8
 MASK = dict(lam=3e-4, epochs=4, mask_lr=6e-2, mask_lr_final=1e-2, warmup=0.25)
 
@@ -30,7 +32,7 @@ class Case:
 
 CASES = [
     Case(engine, precision, accumulation, max_norm)
-    for engine in ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+    for engine in ENGINES
     for precision in ("no", "bf16")
     for accumulation in (1, 4)
     for max_norm in (None, 0.2)
