@@ -146,6 +146,8 @@ def _pieces(flat: Sequence[Tensor], size: int) -> Iterable[Sequence[Tensor]]:
     """The 1-D tensors, cut in the same places; empty ones give none."""
     if len(flat[0]) == 0:
         return []
+    if len(flat[0]) <= size:  # nearly always, and split takes as long as a small weight
+        return [[tensor.data for tensor in flat]]
     columns = zip(*(tensor.split(size) for tensor in flat), strict=True)
     # .data: torch.compile guards the base of a view too, whose shapes differ
     return ([piece.data for piece in column] for column in columns)
