@@ -186,7 +186,6 @@ def bandwidth() -> dict:
 
     def step():
         kernels.learn_and_update_(update.function, tensors, scalars, update_scalars)
-        kernels.count_flips(tensors[4])
 
     def timed(call) -> float:
         start = time.perf_counter()

@@ -75,12 +75,13 @@ def learn_(
     weight: Tensor,  # any dtype: W before its update
     latent: Tensor,  # fp32
     exp_avg: Tensor,  # fp32: Adam's first moment of the latent
-    exp_avg_sq: Tensor,  # fp32: Adam's second moment; its sign bit is set where the mask flips in this step
+    exp_avg_sq: Tensor,  # fp32: Adam's second moment
     scalars: Tensor,  # fp32, shape (10,): Scalars.tensor
-) -> None:
-    """Update the latents in place and leave g_W in `grad`, for U."""
-    grad_w, _ = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
+) -> Tensor:
+    """Update the latents in place and leave g_W in `grad`, for U. Returns how many masks flipped."""
+    grad_w, _, flips = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
     grad.copy_(grad_w)
+    return flips
 
 
 def learn_and_update_(
@@ -92,37 +93,34 @@ def learn_and_update_(
     exp_avg_sq: Tensor,
     param: Tensor,  # becomes W * b
     *rest: Tensor,  # what U keeps for the weight, the scalars of `learn_`, the scalars of U
-) -> None:
+) -> Tensor:
     """`learn_`, U and `product_` in one pass over memory, for an optimizer whose U is known."""
     *kept, scalars, update_scalars = rest
-    grad_w, keep = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
+    grad_w, keep, flips = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
     new_weight, *new_kept = update(weight.float(), grad_w, *kept, update_scalars)
     for tensor, value in zip(kept, new_kept, strict=True):
         tensor.copy_(value)
     weight.copy_(new_weight)
     param.copy_(torch.where(keep, new_weight, 0.0))
+    return flips
 
 
 def _learn(
     grad: Tensor, weight: Tensor, latent: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Update the latents in place; returns clip * g_W in fp32, and the new mask.
-
-    A second moment is never negative, so its sign bit is free to tell `count_flips` which masks flipped: compiled
-    code that overwrites what it counts takes a second pass over all of it.
-    """
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Update the latents in place; returns clip * g_W in fp32, the new mask, and how many masks flipped."""
     lam, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, scale, eps, alpha1, clip = scalars.unbind()
     g = grad.float()
     keep = latent >= 0
     grad_b = latent_gradient(g, weight.float(), keep, lam)
     m = exp_avg * beta1 + grad_b * one_minus_beta1
-    v = exp_avg_sq.abs() * beta2 + grad_b * grad_b * one_minus_beta2
+    v = exp_avg_sq * beta2 + grad_b * grad_b * one_minus_beta2
     moved = latent - (m * step_size) / (v.sqrt() / scale + eps)
     keep_now = moved >= 0
     exp_avg.copy_(m)
-    exp_avg_sq.copy_(torch.where(keep_now != keep, -v, v))
+    exp_avg_sq.copy_(v)
     latent.copy_(torch.minimum(torch.maximum(moved, -alpha1), alpha1))
-    return torch.where(keep, g * clip, 0.0), keep_now
+    return torch.where(keep, g * clip, 0.0), keep_now, (keep_now != keep).sum(dtype=torch.int32)
 
 
 def learn_eagerly_(
@@ -131,8 +129,7 @@ def learn_eagerly_(
     """`learn_` with torch's fused Adam. Returns how many masks flipped."""
     keep = _mask(latent)
     # in fp32, and in the latent's memory order, which the fused Adam takes for granted
-    grad_b = torch.empty_like(latent).copy_(grad).mul_(weight).add_(keep, alpha=scalars.lam)
-    exp_avg_sq.abs_()  # a compiled step before this one may have left sign bits
+    grad_b = torch.mul(grad.float(), weight.float(), out=torch.empty_like(latent)).add_(keep, alpha=scalars.lam)
     beta1, beta2 = scalars.betas
     adam(
         [latent],
@@ -152,7 +149,9 @@ def learn_eagerly_(
     )
     latent.clamp_(-scalars.alpha1, scalars.alpha1)
     grad.mul_(keep if scalars.clip == 1.0 else keep * scalars.clip)
-    return torch.count_nonzero(_mask(latent) != keep)
+    # count_nonzero takes three times as long; fp32 counts to 2^24
+    exact = torch.float32 if latent.numel() <= 2**24 else torch.float64
+    return _mask(latent).sub_(keep).abs_().sum(dtype=exact).long()
 
 
 def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
@@ -171,13 +170,8 @@ def product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
 
 
 def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
-    # + 0: a negative W times zero is -0.0, and a file full of random signs does not compress
-    torch.mul(weight, _mask(latent).to(weight.dtype), out=param).add_(0.0)
-
-
-def count_flips(exp_avg_sq: Tensor) -> Tensor:
-    """How many masks the preceding `learn_` flipped, from the sign bits, which `< 0` would not see on a zero."""
-    return (exp_avg_sq.view(torch.int32) < 0).sum(dtype=torch.int32)
+    # 0 + W * b: a negative W times zero is -0.0, and a file full of random signs does not compress
+    torch.addcmul(weight.new_zeros(()), weight, _mask(latent).to(weight.dtype), out=param)
 
 
 def _mask(latent: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +11,15 @@ from torch import Tensor
 from binmask_dist.method import algorithm
 from binmask_dist.method.algorithm import Scalars
 
-EAGER_PIECE = 2**17  # elements; temporaries then stay in the processor's cache, and small next to any large weight
+EAGER_PIECE = 2**18  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 
 # torch.compile guards sizes 0 and 1, which would be further graphs.
 SMALLEST_COMPILED = 2
+
+# Left alone, inductor would work out the new latents twice: for the count of flips, and once more, in a second loop over
+# all memory, to store them. Naming intermediates keeps both in one loop, where they stay in registers.
+ONE_LOOP: dict[str, Any] = {"realize_opcount_threshold": 3}
 
 _compiler_failed = False
 _has_run: set[Callable] = set()
@@ -22,29 +27,23 @@ _has_run: set[Callable] = set()
 
 def learn_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> Tensor | None:
     """Update (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped."""
-    flips = _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
-    return count_flips(tensors[4]) if flips is None else flips
+    return _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
 
 
 def learn_and_update_(
     update: Callable, tensors: Sequence[Tensor], scalars: Scalars, update_scalars: list[float]
-) -> bool:
+) -> Tensor | None:
     """Update (grad, weight, latent, exp_avg, exp_avg_sq, param, what U keeps...) in one pass, if that can be compiled.
 
-    Returns False, and has changed nothing, if it cannot.
+    Returns how many masks flipped; None, and has changed nothing, if it cannot.
     """
     flat = _flat_views(tensors)
     if _compiler_failed or flat is None or tensors[0].numel() < SMALLEST_COMPILED:
-        return False
+        return None
     device = tensors[0].device
     extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
-    ran, _ = _run_compiled(_compiled_with(update), flat, extra)
-    return ran
-
-
-def count_flips(exp_avg_sq: Tensor) -> Tensor | None:
-    """How many masks the preceding compiled step flipped."""
-    return _run(algorithm.count_flips, algorithm.count_flips, (exp_avg_sq,), True)
+    _, flips = _run_compiled(_compiled_with(update), flat, extra)
+    return flips
 
 
 def product_(tensors: Sequence[Tensor], compiled: bool) -> None:
@@ -120,16 +119,16 @@ def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple
 
 @functools.cache
 def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=True, fullgraph=True)
+    return torch.compile(function, dynamic=True, fullgraph=True, options=ONE_LOOP)
 
 
 @functools.cache
 def _compiled_with(update: Callable) -> Callable:
     # A function of its own for each U: torch.compile would count them all as recompilations of one.
-    def learn_and_update_(*arguments: Tensor) -> None:
-        algorithm.learn_and_update_(update, *arguments)
+    def learn_and_update_(*arguments: Tensor) -> Tensor:
+        return algorithm.learn_and_update_(update, *arguments)
 
-    return torch.compile(learn_and_update_, dynamic=True, fullgraph=True)
+    return torch.compile(learn_and_update_, dynamic=True, fullgraph=True, options=ONE_LOOP)
 
 
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step

@@ -8,7 +8,7 @@ The model's parameter p holds the product W * b. The state of p holds, beside wh
     weight              W, in p's dtype; out of date until the masks first learn, because W is p until then
     latent              fp32, b = latent >= 0
     latent_exp_avg      fp32, Adam's first moment of the latent
-    latent_exp_avg_sq   fp32, Adam's second moment; the sign bit is set where the mask flipped in the last step
+    latent_exp_avg_sq   fp32, Adam's second moment
     latent_step         how many times the latent was updated
     flips               how many masks flipped since the start, and how many started off
 

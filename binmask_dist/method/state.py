@@ -77,16 +77,16 @@ class MaskedStep:
         self.exchanged = False
 
     def before_inner(self) -> None:
-        weight, latent, _, exp_avg_sq = tensors = self._local_state()
+        weight, latent, *_ = tensors = self._local_state()
         grad, compile = local_part(self.grad), self.group["compile"]
         if all_on(self.group, self.state):  # W has been p so far
             weight.copy_(local_part(self.param))
         if not self.learns:
             kernels.mask_gradient_((grad, latent), self.scalars, compile)
             self._exchange()
-        elif self._fused_step((grad, *tensors)):
+        elif (flips := self._fused_step((grad, *tensors))) is not None:
             self.param.grad = None
-            self._count(kernels.count_flips(exp_avg_sq))
+            self._count(flips)
         else:
             self._count(kernels.learn_((grad, *tensors), self.scalars, compile))
             self._exchange()
@@ -99,21 +99,23 @@ class MaskedStep:
             weight, latent, *_ = self._local_state()
             kernels.product_((local_part(self.param.detach()), weight, latent), self.group["compile"])
 
-    def _fused_step(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own."""
+    def _fused_step(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own.
+
+        Returns how many masks flipped, or None if nothing was done.
+        """
         if self.update is None or not self.group["compile"]:
-            return False
+            return None
         kept = [self.state.get(key) for key in self.update.keys]
         if any(tensor is None for tensor in kept):
-            return False
+            return None
         step = float(self.state["step"]) + 1 if "step" in self.state else 1.0
         scalars = self.update.scalars(self.group, step)
         tensors = (*tensors, local_part(self.param.detach()), *(local_part(tensor) for tensor in kept))
-        if not kernels.learn_and_update_(self.update.function, tensors, self.scalars, scalars):
-            return False
-        if "step" in self.state:
+        flips = kernels.learn_and_update_(self.update.function, tensors, self.scalars, scalars)
+        if flips is not None and "step" in self.state:
             self.state["step"] += 1
-        return True
+        return flips
 
     def _count(self, flips: Tensor | None) -> None:
         if flips is not None:  # an empty shard has none
