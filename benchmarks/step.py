@@ -2,12 +2,14 @@
 
     python benchmarks/step.py [--networks mlp resnet18] [--seconds 60] [--ranks 1 2]
 
-Every round takes a few steps of every variant in turn, on a machine that may be shared and noisy; a ratio is the median
-over rounds of (variant / dense in the same round). Variants:
+Every round takes a few steps of every variant in turn, on a machine that may be shared and noisy. A step is forward
+and backward pass, and update. The passes are the very same code in all variants but one, so their time is the median
+over all of those; a ratio is (passes + update of the variant) / (passes + update of dense), updates by their medians.
+Variants:
 
     dense         the network and torch's optimizer, as one would write it
     dense fused   the same with the optimizer's fused=True
-    by hand       latents as parametrized second parameters, with autograd and torch.optim.Adam
+    by hand       latents as parametrized second parameters, with autograd and torch.optim.Adam: passes of its own
     eager         binmask_dist with compile=False
     compiled      binmask_dist as it comes
     warm-up       the same, before the masks learn
@@ -128,38 +130,48 @@ def measure(name: str, seconds: float) -> dict:
     x, y = torch.randn(batch // ranks, *shape), torch.randint(classes, (batch // ranks,))
     built = {variant: build(variant, make_network, make_optimizer) for variant in VARIANTS}
 
-    def step(variant: str) -> float:
+    def step(variant: str) -> tuple[float, float]:
+        """Seconds of the passes, and of the update."""
         model, optimizer = built[variant]
         if dist.is_initialized():
             dist.barrier()
         start = time.perf_counter()
         F.cross_entropy(model(x), y).backward()
+        middle = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - start
+        return middle - start, time.perf_counter() - middle
 
     for variant in VARIANTS:  # states, buckets and compilation
         step(variant)
         step(variant)
-    block = _of_first_rank(2 if step("dense") < 0.5 else 1)
-    rounds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    block = _of_first_rank(2 if sum(step("dense")) < 0.5 else 1)
+    rounds: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS}
     deadline = time.perf_counter() + seconds
-    while not _of_first_rank(int(len(rounds["dense"]) >= 5 and time.perf_counter() > deadline)):
+    while not _of_first_rank(int(len(rounds["dense"]) >= 5 * block and time.perf_counter() > deadline)):
         for variant in VARIANTS:
             if block > 1:
                 step(variant)  # brings the variant's own memory back into the caches
-            rounds[variant].append(statistics.median(step(variant) for _ in range(block)))
-    ratios = {
-        variant: statistics.median(v / d for v, d in zip(rounds[variant], rounds["dense"], strict=True))
+            rounds[variant] += [step(variant) for _ in range(block)]
+    passes = {
+        variant: statistics.median(
+            seconds
+            for other in VARIANTS
+            for seconds, _ in rounds[other]
+            if (other == "by hand") == (variant == "by hand")
+        )
         for variant in VARIANTS
     }
+    updates = {variant: statistics.median(seconds for _, seconds in rounds[variant]) for variant in VARIANTS}
+    dense = passes["dense"] + updates["dense"]
+    ratios = {variant: (passes[variant] + updates[variant]) / dense for variant in VARIANTS}
     return dict(
         network=name,
         ranks=ranks,
         batch=batch,
         bar=bar,
-        rounds=len(rounds["dense"]),
-        dense_ms=1000 * statistics.median(rounds["dense"]),
+        rounds=len(rounds["dense"]) // block,
+        dense_ms=1000 * dense,
         ratios=ratios,
     )
 

@@ -17,8 +17,8 @@ COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 # torch.compile guards sizes 0 and 1, which would be further graphs.
 SMALLEST_COMPILED = 2
 
-# Left alone, inductor would work out the new latents twice: for the count of flips, and once more, in a second loop over
-# all memory, to store them. Naming intermediates keeps both in one loop, where they stay in registers.
+# Left alone, inductor would work out the new latents twice: for the count of flips, and once more, in a second loop
+# over all memory, to store them. Realised intermediates keep both in one loop, where they stay in registers.
 ONE_LOOP: dict[str, Any] = {"realize_opcount_threshold": 3}
 
 _compiler_failed = False

@@ -269,6 +269,12 @@ class BinMask(Optimizer):
         """Flips since the start, at every step."""
         return Flips(*readout.flip_counts(self))
 
+    def latent_histogram(self, bins: int = 64) -> tuple[list[int], list[float]]:
+        """Counts of all latents, and the edges of equal bins from -alpha1 to alpha1. Even bins have an edge at zero."""
+        alpha1 = self.masked_groups[0]["alpha1"]
+        edges = torch.linspace(-alpha1, alpha1, bins + 1).tolist()
+        return readout.latent_histogram(self, edges), edges
+
     def masks(self) -> dict[str, Tensor]:
         """Name -> bool tensor, whole, on every rank."""
         return readout.masks(self)

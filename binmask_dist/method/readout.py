@@ -1,5 +1,6 @@
 """What the masks say, over all ranks: counts, flips, whole masks, agreement. All of it is collective."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,31 @@ def flip_state(binmask: "BinMask") -> tuple[int, int]:
     return flips, starts_off
 
 
+COUNTED_AT_ONCE = 2**22  # latents: counting takes several times the memory of what is counted
+
+
+def latent_histogram(binmask: "BinMask", edges: Sequence[float]) -> list[int]:
+    """How many latents lie in each of the bins between `edges`, of which the last one includes its upper edge."""
+    where = placements(binmask.masked_groups, binmask.model)
+    counts = {}
+    for name, place in where.items():
+        counts[name] = torch.zeros(len(edges) - 1, dtype=torch.int64, device=place.device)
+        latent = _local_latent(binmask, place)
+        if latent is not None:
+            counts[name] += _count_between(latent, edges).to(place.device)
+    total = torch.stack([count.cpu() for count in sum_over_ranks(counts, where).values()]).sum(0)
+    return total.tolist()
+
+
+def _count_between(values: Tensor, edges: Sequence[float]) -> Tensor:
+    limits = torch.tensor(edges, dtype=torch.float32, device=values.device)
+    limits[-1] = torch.nextafter(limits[-1], torch.full_like(limits[-1], torch.inf))
+    counts = torch.zeros(len(edges) + 1, dtype=torch.int64, device=values.device)  # with those below and above
+    for part in values.reshape(-1).split(COUNTED_AT_ONCE):
+        counts += torch.bincount(torch.bucketize(part, limits, out_int32=True, right=True), minlength=len(counts))
+    return counts[1:-1]
+
+
 def masks(binmask: "BinMask") -> dict[str, Tensor]:
     """Name -> bool tensor, whole, on every rank."""
     gathered = {}
@@ -66,14 +92,20 @@ def masks(binmask: "BinMask") -> dict[str, Tensor]:
 
 
 def _local_keep(binmask: "BinMask", place: Placement) -> Tensor | None:
+    latent = _local_latent(binmask, place)
+    return None if latent is None else latent >= 0
+
+
+def _local_latent(binmask: "BinMask", place: Placement) -> Tensor | None:
     if place.holder is None:
         return None
     latent = binmask.state.get(place.holder, {}).get("latent")
     if latent is not None:
-        return place.local(latent) >= 0
+        return place.local(latent)
     local = place.local(place.holder.detach())
     group = next(group for group in binmask.masked_groups if place.name in group["param_names"])
-    return local != 0 if group["from_zeros"] else torch.ones_like(local, dtype=torch.bool)
+    starts = torch.full_like(local, group["alpha0"], dtype=torch.float32)
+    return starts.masked_fill_(local == 0, -group["alpha1"]) if group["from_zeros"] else starts
 
 
 @torch.no_grad()
