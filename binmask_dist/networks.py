@@ -1,7 +1,21 @@
-"""The networks of the paper's sparsification experiments, for 32 x 32 images, as ProbMask's authors define them."""
+"""The networks of the paper's experiments, registered with timm: once this module is imported, `timm.create_model` and
+`timm.list_models(module="networks")` know them by name.
 
+    wide_resnet32   CIFAR, as ProbMask's authors define it: stages of 32, 64 and 128 channels
+    vgg19_bn_32px   CIFAR, as ProbMask's authors define it: one linear layer after the convolutions
+    lenet5_bn       MNIST-CNN: batch normalisation after the convolutions
+    mlp_bn          MNIST-MLP: 512 and 512 neurons, ReLU followed by batch normalisation
+    mlp_tanh        all other tables: 64 and 20 neurons with tanh
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+MLPS = ("mlp_bn", "mlp_tanh")
 
 
 class BasicBlock(nn.Module):
@@ -22,24 +36,116 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-def wide_resnet32(num_classes: int = 10) -> nn.Sequential:
-    """ResNet32 with twice the usual width: stages of 32, 64 and 128 channels, five blocks each."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-    inputs = 32
-    for outputs, stride in ((32, 1), (64, 2), (128, 2)):
-        for block in range(5):
-            layers.append(BasicBlock(inputs, outputs, stride if block == 0 else 1))
-            inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+class WideResNet32(nn.Sequential):
+    """ResNet32 with twice the usual width: five blocks in each of the three stages."""
+
+    def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(in_chans, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+        inputs = 32
+        for outputs, stride in ((32, 1), (64, 2), (128, 2)):
+            for block in range(5):
+                layers.append(BasicBlock(inputs, outputs, stride if block == 0 else 1))
+                inputs = outputs
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
 
 
-def vgg19_bn(num_classes: int = 10) -> nn.Sequential:
-    """VGG19 with batch normalisation and a single linear layer."""
-    layers: list[nn.Module] = []
-    inputs = 3
-    for outputs, repeats in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        for _ in range(repeats):
-            layers += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+class VGG19(nn.Sequential):
+    """VGG19 with batch normalisation, and a single linear layer, for images that five poolings leave one pixel of."""
+
+    def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
+        layers: list[nn.Module] = []
+        inputs = in_chans
+        for outputs, repeats in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+            for _ in range(repeats):
+                layers += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        super().__init__(*layers, nn.Flatten(), nn.Linear(inputs, num_classes))
+
+
+class LeNet5(nn.Sequential):
+    """LeNet5 with batch normalisation after its convolutions. The first one pads 28 pixels to the original's 32."""
+
+    def __init__(self, num_classes: int = 10, in_chans: int = 1, img_size: int | Sequence[int] = 28) -> None:
+        height, width = _both(img_size)
+        pixels = ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+        super().__init__(
+            *(nn.Conv2d(in_chans, 6, 5, padding=2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Linear(16 * pixels, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)),
+        )
+
+
+class MLP(nn.Sequential):
+    """Hidden layers on a flat input of `in_features` numbers; without those, on the pixels of an image."""
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | Sequence[int] = 28,
+        in_features: int = 0,
+        hidden: Sequence[int] = (),
+        activation: str = "tanh",
+        batch_norm: bool = False,
+    ) -> None:
+        height, width = _both(img_size)
+        inputs = in_features or in_chans * height * width
+        layers: list[nn.Module] = [nn.Flatten()]
+        for outputs in hidden:
+            layers += [nn.Linear(inputs, outputs), {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]()]
+            if batch_norm:
+                layers.append(nn.BatchNorm1d(outputs))
             inputs = outputs
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, num_classes))
+        super().__init__(*layers, nn.Linear(inputs, num_classes))
+
+
+def _both(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _about(input_size: tuple[int, int, int], **more: Any) -> dict[str, Any]:
+    """What timm wants to know of a network that has no pretrained weights."""
+    grey = (0.5,) * input_size[0]
+    return {"url": "", "num_classes": 10, "input_size": input_size, "mean": grey, "std": grey, "crop_pct": 1.0, **more}
+
+
+default_cfgs = generate_default_cfgs(  # the name is timm's: register_model looks for it
+    {
+        "wide_resnet32": _about((3, 32, 32)),
+        "vgg19_bn_32px": _about((3, 32, 32)),
+        "lenet5_bn": _about((1, 28, 28), fixed_input_size=True),
+        "mlp_bn": _about((1, 28, 28), fixed_input_size=True),
+        "mlp_tanh": _about((1, 28, 28), fixed_input_size=True),
+    }
+)
+
+
+@register_model
+def wide_resnet32(pretrained: bool = False, **kwargs: Any) -> WideResNet32:
+    return build_model_with_cfg(WideResNet32, "wide_resnet32", pretrained, **kwargs)
+
+
+@register_model
+def vgg19_bn_32px(pretrained: bool = False, **kwargs: Any) -> VGG19:
+    return build_model_with_cfg(VGG19, "vgg19_bn_32px", pretrained, **kwargs)
+
+
+vgg19_bn = vgg19_bn_32px  # timm has another network under the shorter name
+
+
+@register_model
+def lenet5_bn(pretrained: bool = False, **kwargs: Any) -> LeNet5:
+    return build_model_with_cfg(LeNet5, "lenet5_bn", pretrained, **kwargs)
+
+
+@register_model
+def mlp_bn(pretrained: bool = False, **kwargs: Any) -> MLP:
+    layers = {"hidden": (512, 512), "activation": "relu", "batch_norm": True, **kwargs}
+    return build_model_with_cfg(MLP, "mlp_bn", pretrained, **layers)
+
+
+@register_model
+def mlp_tanh(pretrained: bool = False, **kwargs: Any) -> MLP:
+    layers = {"hidden": (64, 20), "activation": "tanh", **kwargs}
+    return build_model_with_cfg(MLP, "mlp_tanh", pretrained, **layers)
