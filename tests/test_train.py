@@ -1,113 +1,245 @@
-"""The training job, through its real command line."""
+"""The training job, through its real command line and in this process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+from jobs import SHORT, options, records, result, run, train_here
 from safetensors.torch import load_file
 
-from binmask_dist.training import run_folder
+from binmask_dist.packed_masks import load_masks
 from binmask_dist.training.config import TrainConfig, parse_config
-from binmask_dist.training.data import digits, load_images
-from binmask_dist.training.report import saved_figures
+from binmask_dist.training.data import digits
+from binmask_dist.training.loading import EpochSampler
+from binmask_dist.training.optimizers import learning_rate, make_optimizer
+from binmask_dist.training.tasks import make_task
+from binmask_dist.training.tasks.base import RunError
 
-ROOT = Path(__file__).parent.parent
-EPOCHS = 3
-
-
-def start(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run it from the project's folder, without what an outer launcher may have set."""
-    outer = ("ACCELERATE_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-    return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+EPOCHS = SHORT["epochs"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     root = tmp_path_factory.mktemp("runs")
-    launcher = ("-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml")
-    options = (f"--run_root={root}", "--name=short", f"--epochs={EPOCHS}", "--warmup=0.34", "--lam=1e-05")
-    done = start(*launcher, "--main_process_port", "0", "launch/train.py", *options)
+    done = run(*options(run_root=root, name="short", **SHORT), config="cpu2")
     assert done.returncode == 0, done.stderr
     return root / "short", done.stdout
 
 
-def test_the_run_folder_is_complete(run: tuple[Path, str]) -> None:
-    folder, _ = run
+def test_the_run_folder_is_complete(two_processes: tuple[Path, str]) -> None:
+    folder, _ = two_processes
     names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "sparsity.png"}
+    assert names >= {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "model", "result.json"}
+    assert "masks.safetensors" in names
     config = json.loads((folder / "config.json").read_text())
     assert (config["epochs"], config["lam"], config["seed"]) == (EPOCHS, 1e-5, 0)
-    assert (folder / "sparsity.png").read_bytes().startswith(b"\x89PNG")
+    plots = list(folder.glob("*.png"))
+    assert len(plots) >= 3
+    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
+    assert "torch" in json.dumps(json.loads((folder / "environment.json").read_text()))
 
 
-def test_there_is_one_record_per_epoch(run: tuple[Path, str]) -> None:
-    folder, _ = run
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["epoch"] for record in records] == list(range(EPOCHS))
-    waiting, first, last = records
+def test_the_records_of_epochs(two_processes: tuple[Path, str]) -> None:
+    folder, _ = two_processes
+    epochs = records(folder)
+    assert [record["epoch"] for record in epochs] == list(range(EPOCHS))
+    waiting, first, last = epochs
     assert waiting["sparsity"] == waiting["mask_lr"] == waiting["on_to_off"] == 0
     assert first["mask_lr"] == TrainConfig.mask_lr
     assert last["mask_lr"] == pytest.approx(TrainConfig.mask_lr_final)
     assert first["on_to_off"] > 1000
     assert last["sparsity"] > 0.5
     assert last["train_loss"] < waiting["train_loss"]
-    net = sum(record["on_to_off"] - record["off_to_on"] for record in records)
-    masked = json.loads((folder / "result.json").read_text())["masked_weights"]
-    assert net == round(last["sparsity"] * masked)
+    net = sum(record["on_to_off"] - record["off_to_on"] for record in epochs)
+    assert net == round(last["sparsity"] * result(folder)["masked_weights"])
+    assert sum(last["latent_histogram"]["counts"]) == result(folder)["masked_weights"]
 
 
-def test_the_saved_model_is_what_was_reported(run: tuple[Path, str]) -> None:
+def test_the_records_of_steps(two_processes: tuple[Path, str]) -> None:
+    folder, _ = two_processes
+    steps = records(folder, "step")
+    assert [record["step"] for record in steps] == [10, 20, 30, 40, 50, 60]
+    assert all(record["examples_per_second"] > 0 for record in steps)
+    assert steps[0]["lr"] == pytest.approx(learning_rate(TrainConfig(**SHORT), 9 / 22))
+    assert (steps[0]["mask_lr"], steps[-1]["mask_lr"]) == (0.0, pytest.approx(TrainConfig.mask_lr_final))
+
+
+def test_the_saved_model_is_what_was_reported(two_processes: tuple[Path, str]) -> None:
     """In a stock timm model, on one process, which counts every test image once."""
-    folder, _ = run
-    result = json.loads((folder / "result.json").read_text())
+    folder, _ = two_processes
+    reported = result(folder)
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
-    images, labels = load_images(TrainConfig.image_size).test.tensors
+    model.load_state_dict(load_file(folder / "model" / "model.safetensors"))
+    images, labels = zip(*make_task(TrainConfig()).test, strict=True)
     with torch.no_grad():
-        correct = int((model.eval()(images).argmax(dim=1) == labels).sum())
-    assert (correct, len(labels)) == (result["test_correct"], result["test_examples"])
+        correct = int((model.eval()(torch.stack(images)).argmax(dim=1) == torch.tensor(labels)).sum())
+    assert (correct, len(labels)) == (reported["test_correct"], reported["test_examples"])
     weights = dict(model.named_parameters())
-    zeros = sum(int((weights[name] == 0).sum()) for name in result["layer_sparsity"])
-    assert result["weights_left"] == result["masked_weights"] - zeros
-    assert (result["processes"], result["engine"]) == (2, "ddp")
+    masks = load_masks(folder / "masks.safetensors")
+    assert masks.keys() == reported["layer_sparsity"].keys()
+    assert all(not weights[name][~mask].any() for name, mask in masks.items())
+    assert sum(int(mask.sum()) for mask in masks.values()) == reported["weights_left"]
+    assert (reported["processes"], reported["engine"]) == (2, "ddp")
 
 
-def test_the_closing_table_says_what_got_smaller(run: tuple[Path, str]) -> None:
-    folder, output = run
-    result = json.loads((folder / "result.json").read_text())
+def test_the_closing_table_says_what_got_smaller(two_processes: tuple[Path, str]) -> None:
+    folder, output = two_processes
+    reported = result(folder)
     assert output.count("epoch ") == EPOCHS  # one line each, from one process
-    assert output.count("test accuracy   ") == 1
-    assert f"{result['test_accuracy']:.2%}" in output
-    assert f"{result['sparsity']:.2%}" in output
+    assert f"{reported['test_accuracy']:.2%}" in output
+    assert f"{reported['sparsity']:.2%}" in output
     assert "no smaller than dense" in output
     assert "no faster than dense" in output
-    assert all(name in output for name in result["layer_sparsity"])
+    assert all(name in output for name in reported["layer_sparsity"])
 
 
-def test_an_existing_run_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "broadcast_object_list", lambda answer: answer)  # alone: nobody to tell
-    alone = SimpleNamespace(is_main_process=True)
-    config = TrainConfig(run_root=str(tmp_path), name="first")
-    folder = run_folder.RunFolder.create(config, alone)
-    assert json.loads((folder.path / "config.json").read_text())["name"] == "first"
-    with pytest.raises(SystemExit, match="holds a run already; give another --name"):
-        run_folder.RunFolder.create(config, alone)
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="cannot be made"):
-        run_folder.RunFolder.create(TrainConfig(run_root=str(tmp_path / "file")), alone)
+def test_one_process_takes_the_same_steps_as_two(two_processes: tuple[Path, str], tmp_path: Path) -> None:
+    """Batch norm sees other batches, so that only the data can be compared: the same examples in every step."""
+    alone = train_here(tmp_path, "alone")
+    ours, theirs = records(alone, "step"), records(two_processes[0], "step")
+    assert [record["step"] for record in ours] == [record["step"] for record in theirs]
+    assert records(alone)[0]["train_loss"] == pytest.approx(records(two_processes[0])[0]["train_loss"], rel=0.1)
+    assert records(alone)[-1]["test_examples"] == 360
+
+
+def test_the_order_of_the_data_depends_on_seed_and_epoch_alone() -> None:
+    def order(epoch: int, start: int = 0, seed: int = 0) -> list[int]:
+        sampler = EpochSampler(100, 96, seed)
+        sampler.set_position(epoch, start)
+        return list(sampler)
+
+    assert order(0) == order(0)
+    assert len(order(0)) == len(set(order(0))) == 96
+    assert order(3, start=32) == order(3)[32:]
+    assert len({tuple(order(epoch, seed=seed)) for epoch in range(3) for seed in range(3)}) == 9
+
+
+def test_fine_tuning_keeps_the_masks_and_is_reported_before_and_after(tmp_path: Path) -> None:
+    folder = train_here(tmp_path, "tuned", finetune_epochs=2)
+    epochs = records(folder)
+    assert [record["phase"] for record in epochs] == ["train"] * 3 + ["fine-tune"] * 2
+    assert all(record["frozen"] and record["on_to_off"] == record["off_to_on"] == 0 for record in epochs[3:])
+    assert len({record["sparsity"] for record in epochs[2:]}) == 1
+    reported = result(folder)
+    assert reported["before_finetuning"]["test_accuracy"] == epochs[2]["test_accuracy"]
+    assert reported["test_accuracy"] == epochs[-1]["test_accuracy"]
+    assert reported["sparsity"] == pytest.approx(epochs[2]["sparsity"])
+
+
+def test_accumulation_and_clipping_change_no_more_than_they_should(tmp_path: Path) -> None:
+    """A network without batch norm: parts of a batch then have the gradient of the whole."""
+    common = dict(model="test_vit", image_size=32, model_args={"img_size": 32}, epochs=1, warmup=0.0, lr=0.01)
+    whole = train_here(tmp_path, "whole", **common)
+    parts = train_here(tmp_path, "parts", accumulation=4, **common)
+    assert records(parts)[0]["train_loss"] == pytest.approx(records(whole)[0]["train_loss"], rel=1e-3)
+    clipped = train_here(tmp_path, "clipped", clip=1e-3, **common)
+    assert all(record["grad_norm"] > 1e-3 for record in records(clipped, "step"))
+    assert records(clipped)[0]["train_loss"] > records(whole)[0]["train_loss"]
+
+
+def test_an_average_is_evaluated_and_saved_with_the_masks(tmp_path: Path) -> None:
+    folder = train_here(tmp_path, "average", ema_decay=0.9)
+    plain = train_here(tmp_path, "plain")
+    assert records(folder)[-1]["sparsity"] == records(plain)[-1]["sparsity"]  # the training itself is the same
+    average, weights = (load_file(run / "model" / "model.safetensors") for run in (folder, plain))
+    masks = load_masks(folder / "masks.safetensors")
+    assert all(not average[name][~mask].any() for name, mask in masks.items())
+    assert any(not torch.equal(average[name], weights[name]) for name in masks)
+
+
+def test_early_stopping_keeps_the_best_epoch(tmp_path: Path) -> None:
+    """A rate that is far too high: accuracy falls at some time, and the best epoch is what is saved."""
+    folder = train_here(tmp_path, "stopped", epochs=12, lr=1.5, momentum=0.95, patience=2, schedule="constant")
+    accuracies = [record["test_accuracy"] for record in records(folder)]
+    assert len(accuracies) < 12
+    assert result(folder)["test_accuracy"] == max(accuracies)
+    assert max(accuracies[-2:]) <= max(accuracies)
+    with pytest.raises(RunError, match="metric 'auc' is not measured here; there is accuracy, loss"):
+        train_here(tmp_path, "auc", epochs=1, patience=1, metric="auc")
+
+
+def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"the loss is NaN or inf at step .*; the last good checkpoint is kept"):
+        train_here(tmp_path, "stop", lr=1e20)
+    with pytest.warns(UserWarning, match="a gradient is NaN or inf"):
+        folder = train_here(tmp_path, "skip", lr=1e20, on_nan="skip", epochs=1)
+    assert result(folder)["skipped_steps"] > 0
+    assert all(tensor.isfinite().all() for tensor in load_file(folder / "model" / "model.safetensors").values())
+
+
+def test_steering_ends_at_the_sparsity_that_was_asked_for(tmp_path: Path) -> None:
+    folder = train_here(tmp_path, "steered", epochs=10, warmup=0.1, target_sparsity=0.9)
+    assert abs(result(folder)["sparsity"] - 0.9) <= 0.005
+    assert len({record["lam"] for record in records(folder, "step")}) > 3
+
+
+def test_compiled_model_on_two_processes(tmp_path: Path) -> None:
+    done = run(*options(run_root=tmp_path, name="compiled", compile=True, **{**SHORT, "epochs": 1}), config="cpu2")
+    assert done.returncode == 0, done.stderr
+    model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
+    model.load_state_dict(load_file(tmp_path / "compiled" / "model" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
+def test_other_engines(tmp_path: Path, engine: str) -> None:
+    values = {
+        **SHORT,
+        "ema_decay": 0.9,
+        "accumulation": 2,
+        "clip": 1.0,
+        "finetune_epochs": 1,
+        "epochs": 2,
+        "warmup": 0.0,
+    }
+    done = run(*options(run_root=tmp_path, name=engine, **values), config=engine)
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / engine)["engine"] == engine
+    assert result(tmp_path / engine)["sparsity"] > 0.3
+
+
+def test_learning_rate() -> None:
+    config = TrainConfig(epochs=10, lr=0.1, lr_final=0.02, lr_warmup_epochs=2, finetune_epochs=4, finetune_lr=0.01)
+    assert [learning_rate(config, epoch) for epoch in (0, 1, 2)] == [0, 0.05, 0.1]
+    assert learning_rate(config, 6) == pytest.approx(0.06)
+    assert learning_rate(config, 9.9999999) == pytest.approx(0.02)
+    assert learning_rate(config, 10) == 0.01
+    assert learning_rate(config, 12) == pytest.approx(0.005)
+    constant = TrainConfig(epochs=10, lr=0.1, schedule="constant")
+    assert {learning_rate(constant, epoch) for epoch in (0, 3, 9.5)} == {0.1}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("SGD", "SGD"), ("adamw", "AdamW"), ("lion", "Lion")])
+def test_optimizers_by_name(name: str, kind: str) -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    optimizer = make_optimizer(model, TrainConfig(optimizer=name, weight_decay=0.1))
+    assert type(optimizer).__name__ == kind
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {id(p) for p in model.parameters() if p.ndim > 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"optimizer": "adamv"}, "no optimizer is called 'adamv'; did you mean"),
+        ({"optimizer_args": {"speed": 3}}, "the optimizer 'sgd' cannot be made"),
+        ({"targets": "nothing_matches"}, "nothing_matches"),
+        ({"targets": "("}, "is not a valid regular expression"),
+        ({"model": "resnet8"}, "resnet8"),
+        ({"batch_size": 2000}, "batch_size 2000 is more than the 1437 examples there are"),
+        ({"batch_size": 63, "accumulation": 2}, "batch_size 63 cannot be shared equally"),
+    ],
+)
+def test_bad_values_get_one_sentence(tmp_path: Path, values: dict, text: str) -> None:
+    with pytest.raises(RunError) as error:
+        train_here(tmp_path, "bad", **values)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_misspelt_key_names_the_nearest() -> None:
-    done = start("launch/train.py", "--maks_lr=3e-2")
+    done = run("--maks_lr=3e-2")
     assert done.returncode == 2
     assert done.stderr == "launch/train.py: error: unknown key 'maks_lr': did you mean 'mask_lr'?\n"
 
@@ -160,10 +292,3 @@ def test_the_split_of_the_digits_is_fixed_and_stratified() -> None:
     assert (data["train"].num_rows, data["test"].num_rows) == (1437, 360)
     assert torch.tensor(data["test"]["label"][:]).bincount().tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
     assert data["test"]["label"][:] == digits()["test"]["label"][:]
-
-
-def test_a_file_less_sparse_than_the_masks_is_refused(run: tuple[Path, str]) -> None:
-    folder, _ = run
-    name = "layer4.0.conv1.weight"
-    with pytest.raises(RuntimeError, match="the masks did not reach the saved file"):
-        saved_figures(folder / "model.safetensors", {name: 0.9999})

@@ -1,39 +1,27 @@
-"""What a run says at its end: figures read back from the saved file, one table, one plot."""
+"""What a run says at its end: figures read back from the saved files, and one table."""
 
-import gzip
-from collections.abc import Iterable
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from binmask_dist.files import replacing
+from binmask_dist.training.progress import main_metric, metric_text
+
+WORTH_COMPRESSING = 2**28  # bytes; more would keep the user waiting, only to learn a size
+LISTED_LAYERS = 40  # of more, the table names the densest and the sparsest only
 
 
-def zeros_in_file(path: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Name -> (zeros, elements), counted in the file: what a run believes of its masks is no proof of what it saved."""
-    counts = {}
-    with safe_open(path, framework="pt") as file:
-        for name in names:
-            tensor = file.get_tensor(name)
-            counts[name] = (tensor.numel() - int(torch.count_nonzero(tensor)), tensor.numel())
-    return counts
-
-
-def sizes(path: Path) -> dict[str, int]:
-    content = path.read_bytes()
-    return {"file_bytes": len(content), "gzip_bytes": len(gzip.compress(content, compresslevel=1))}
-
-
-def saved_figures(path: Path, layer_sparsity: dict[str, float]) -> dict[str, Any]:
-    """Sparsity and sizes of the saved file; raises if it is less sparse than the masks of the run."""
-    counts = zeros_in_file(path, layer_sparsity)
+def saved_figures(saved: Sequence[Path], layer_sparsity: dict[str, float]) -> dict[str, Any]:
+    """Sparsity and sizes of the saved files; raises if they are less sparse than the masks of the run."""
+    counts = zeros_in_files(saved, layer_sparsity)
     for name, (zeros, elements) in counts.items():
         if zeros < round(layer_sparsity[name] * elements):
             raise RuntimeError(
-                f"{path} has {zeros} zeros in {name}, where the masks have {layer_sparsity[name] * elements:.0f}: "
-                "the masks did not reach the saved file"
+                f"{saved[0].parent} has {zeros} zeros in {name}, where the masks have "
+                f"{layer_sparsity[name] * elements:.0f}: the masks did not reach the saved file"
             )
     all_zeros, all_elements = (sum(column) for column in zip(*counts.values(), strict=True))
     return {
@@ -41,49 +29,87 @@ def saved_figures(path: Path, layer_sparsity: dict[str, float]) -> dict[str, Any
         "layer_sparsity": {name: zeros / elements for name, (zeros, elements) in counts.items()},
         "masked_weights": all_elements,
         "weights_left": all_elements - all_zeros,
-        **sizes(path),
+        **sizes(saved),
     }
+
+
+def zeros_in_files(saved: Sequence[Path], names: Sequence[str] | dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Name -> (zeros, elements), counted in the files: what a run believes of its masks proves nothing."""
+    found = {}
+    for path in saved:
+        with safe_open(path, framework="pt") as file:
+            for name in set(file.keys()) & set(names):
+                tensor = file.get_tensor(name)
+                found[name] = (tensor.numel() - int(torch.count_nonzero(tensor)), tensor.numel())
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise RuntimeError(f"{missing[0]} is masked but is in none of {', '.join(path.name for path in saved)}")
+    return {name: found[name] for name in names}
+
+
+def sizes(saved: Sequence[Path]) -> dict[str, Any]:
+    file_bytes = sum(path.stat().st_size for path in saved)
+    small = file_bytes <= WORTH_COMPRESSING
+    return {
+        "files": [path.name for path in saved],
+        "file_bytes": file_bytes,
+        "gzip_bytes": sum(map(_gzip_bytes, saved)) if small else None,
+    }
+
+
+def _gzip_bytes(path: Path) -> int:
+    gzip = zlib.compressobj(level=1, wbits=31)  # 31: in gzip's format
+    with path.open("rb") as file:
+        compressed = sum(len(gzip.compress(part)) for part in iter(lambda: file.read(2**20), b""))
+    return compressed + len(gzip.flush())
 
 
 def table(result: dict[str, Any], folder: Path) -> str:
     """The closing table."""
-    layers = result["layer_sparsity"]
-    width = max(len("gzipped, by any tool"), *map(len, layers))
-    rows = [
-        (
-            "test accuracy",
-            f"{result['test_accuracy']:.2%}  ({result['test_correct']:,} of {result['test_examples']:,})",
-        ),
-        (
-            "masked weights gone",
-            f"{result['sparsity']:.2%}  ({result['weights_left']:,} of {result['masked_weights']:,} left)",
-        ),
-        ("training", f"{result['seconds']:.1f} s, {result['engine']}, {result['processes']} process(es)"),
-        None,
-        *((name, f"{sparsity:.2%} gone") for name, sparsity in layers.items()),
-        None,
-        ("model.safetensors", f"{result['file_bytes']:,} bytes: no smaller than dense, it stores the zeros"),
-        ("gzipped, by any tool", f"{result['gzip_bytes']:,} bytes: smaller, the zeros compress"),
-        ("running the model", "no faster than dense: ordinary kernels multiply the zeros too"),
-    ]
-    line = "-" * (width + 50)
-    body = [line if row is None else f"{row[0]:<{width}}  {row[1]}" for row in rows]
-    head = f"sparsity is counted in the saved file, in {folder}"
-    return "\n".join([head, line, *body, line])
+    sections = [_outcome_rows(result), _layer_rows(result["layer_sparsity"]), _size_rows(result)]
+    width = max(len(label) for rows in sections for label, _ in rows)
+    line = "-" * max(60, width + 40)
+    parts = ["\n".join(f"{label:<{width}}  {text}".rstrip() for label, text in rows) for rows in sections]
+    head = f"{result['model']}, task {result['task']}; sparsity is counted in the saved file"
+    return f"\n{line}\n".join([head, *parts, f"{'run folder':<{width}}  {folder}"])
 
 
-def plot(records: list[dict[str, Any]], path: Path) -> None:
-    """Sparsity and test accuracy over the epochs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _outcome_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = [key for key in result if key.startswith("test_") and key not in ("test_examples", "test_correct")]
+    first = main_metric(result)
+    metrics.sort(key=lambda key: key != first)
+    before = result["before_finetuning"] or {}
+    rows = []
+    for key in metrics:
+        text = metric_text(key, result[key])
+        if key in before:
+            text += f" after fine-tuning, {metric_text(key, before[key])} before"
+        elif key == first and "test_examples" in result:
+            text += f" ({result['test_examples']:,} examples)"
+        rows.append((key.replace("_", " "), text))
+    left, masked = result["weights_left"], result["masked_weights"]
+    rows.append(("masked weights gone", f"{result['sparsity']:.2%} ({left:,} of {masked:,} left)"))
+    processes = "1 process" if result["processes"] == 1 else f"{result['processes']} processes"
+    rows.append(("training", f"{result['seconds']:.1f} s, {result['engine']}, {processes}"))
+    return rows
 
-    epochs = [record["epoch"] + 1 for record in records]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="epoch", ylabel="%", ylim=(0, 102))
-    axes.plot(epochs, [100 * record["sparsity"] for record in records], label="masked weights gone")
-    axes.plot(epochs, [100 * record["test_accuracy"] for record in records], label="test accuracy")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+
+def _layer_rows(layers: dict[str, float]) -> list[tuple[str, str]]:
+    rows = [(name, f"{sparsity:.2%} gone") for name, sparsity in layers.items()]
+    if len(rows) <= LISTED_LAYERS:
+        return rows
+    rows.sort(key=lambda row: layers[row[0]])
+    ends = LISTED_LAYERS // 4
+    return [*rows[:ends], (f"... {len(rows) - 2 * ends} layers between, in result.json", ""), *rows[-ends:]]
+
+
+def _size_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    files = result["files"]
+    label = files[0] if len(files) == 1 else f"{len(files)} safetensors files"
+    rows = [(label, f"{result['file_bytes']:,} bytes: no smaller than dense, it stores the zeros")]
+    if result["gzip_bytes"] is not None:
+        smaller = (
+            "smaller, the zeros compress" if result["gzip_bytes"] < 0.9 * result["file_bytes"] else "hardly smaller"
+        )
+        rows.append(("gzipped, by any tool", f"{result['gzip_bytes']:,} bytes: {smaller}"))
+    return [*rows, ("running the model", "no faster than dense: ordinary kernels multiply the zeros too")]

@@ -1,72 +1,113 @@
 """The run folder: what a run was told, what it measured, and what came out.
 
 config.json         the resolved configuration
-metrics.jsonl       one record per epoch
-model.safetensors   the sparse weights, under the model's own names
-result.json         the figures of the closing table
-sparsity.png        sparsity and accuracy over the epochs
+environment.json    versions, machine, command line; one entry for every start
+metrics.jsonl       one record per epoch and every few steps
+checkpoints/        the newest few
+model/              the sparse model, as its own library loads it
+masks.safetensors   the masks, one bit per weight
+result.json         the figures of the closing table; a run that has it is finished
+*.png               plots
 """
 
+import fcntl
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import save_file
-from torch import nn
 
-from binmask_dist.files import replacing, write_atomically
+from binmask_dist.files import write_atomically
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.tasks.base import RunError
+
+# Keys that may change when a run is resumed: they do not change what it computes, but for rounding.
+FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "accumulation"}
+FREE |= {"compile", "mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
 
 
 class RunFolder:
-    """Only the main process writes; every process may hold one and call it."""
+    """Every process has one; only the main one writes."""
 
-    def __init__(self, path: Path, accelerator: Accelerator) -> None:
+    def __init__(self, path: Path, accelerator: Accelerator, lock: IO | None) -> None:
         self.path = path
         self.accelerator = accelerator
+        self.lock = lock  # held until the process ends, however it ends
 
     @classmethod
-    def create(cls, config: TrainConfig, accelerator: Accelerator) -> "RunFolder":
-        """Make the folder and write config.json. An existing folder is never written over."""
+    def open(cls, config: TrainConfig, accelerator: Accelerator) -> "RunFolder":
+        """Make a new folder, or take up the one to be resumed. Refuses one that another process works in."""
         answer: list[str | None] = [None, None]  # path, error: all processes must go on or stop together
+        lock = None
         if accelerator.is_main_process:
-            path = Path(config.run_root) / (config.name or f"{config.model}-{time.strftime('%Y%m%d-%H%M%S')}")
-            answer[0] = str(path)
             try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                answer[1] = f"{path} holds a run already; give another --name, or remove it"
+                path = _choose(config)
+                lock = _take(path, config)
+                answer[0] = str(path)
+            except RunError as error:
+                answer[1] = str(error)
             except OSError as error:
-                answer[1] = f"the run folder {path} cannot be made: {error.strerror}"
+                answer[1] = f"the run folder cannot be made in {config.run_root}: {error.strerror}"
         broadcast_object_list(answer)
         if answer[1]:
-            raise SystemExit(f"error: {answer[1]}")
-        folder = cls(Path(answer[0] or ""), accelerator)
-        folder.write_json("config.json", asdict(config))
-        return folder
+            raise RunError(answer[1])
+        return cls(Path(answer[0] or ""), accelerator, lock)
 
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
+    @property
+    def is_finished(self) -> bool:
+        answer = [(self.path / "result.json").exists()]
+        broadcast_object_list(answer)
+        return answer[0]
+
+    def write_json(self, name: str, content: Any) -> None:
         if self.accelerator.is_main_process:
             write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
 
-    def add_metrics(self, record: dict[str, Any]) -> None:
-        if self.accelerator.is_main_process:
-            with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())  # a crash later in the run must not cost the records before it
+    def add_environment(self, environment: dict[str, Any]) -> None:
+        """One entry for every start: a resumed run may go on elsewhere."""
+        path = self.path / "environment.json"
+        before = json.loads(path.read_text()) if self.accelerator.is_main_process and path.exists() else []
+        self.write_json(path.name, [*before, environment])
 
-    def save_model(self, model: nn.Module) -> Path:
-        """Write the whole model, gathered from all processes."""
-        path = self.path / "model.safetensors"
-        state = self.accelerator.get_state_dict(model)  # collective
-        if self.accelerator.is_main_process:
-            with replacing(path) as temporary:
-                save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary)
-        self.accelerator.wait_for_everyone()
+
+def _choose(config: TrainConfig) -> Path:
+    root = Path(config.run_root)
+    if config.name:
+        path = root / config.name
+        if config.resume == "never" and path.exists():
+            raise RunError(f"{path} holds a run already; give another --name, or --resume to go on with it")
+        if config.resume == "must" and not (path / "config.json").exists():
+            raise RunError(f"there is no run in {path} to go on with; leave out --resume to start one")
         return path
+    if config.resume != "never":
+        same = [file.parent for file in root.glob("*/config.json") if not _differences(file, config)]
+        if same:
+            return max(same, key=lambda path: path.stat().st_mtime)
+        if config.resume == "must":
+            raise RunError(f"no run in {root} has this configuration; give its --name, or leave out --resume")
+    return root / f"{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _take(path: Path, config: TrainConfig) -> IO:
+    path.mkdir(parents=True, exist_ok=config.resume != "never")
+    lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"another process is at work in {path}; wait for it, or give another --name") from None
+    file = path / "config.json"
+    if not file.exists():
+        write_atomically(file, json.dumps(asdict(config), indent=2) + "\n")
+    elif different := _differences(file, config):
+        key, before, now = different[0]
+        raise RunError(f"the run in {path} has {key} = {before!r} and not {now!r}; resume it with the same settings")
+    return lock
+
+
+def _differences(file: Path, config: TrainConfig) -> list[tuple[str, Any, Any]]:
+    before, now = json.loads(file.read_text()), json.loads(json.dumps(asdict(config)))
+    keys = sorted((before.keys() | now.keys()) - FREE)
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]

@@ -1,0 +1,180 @@
+"""launch/train.py against the same loop written bare with Accelerate and without masks, in one run.
+
+Every round starts each of them once, on one process and on two; the ratios are medians over rounds. Also: seconds from
+the command to the first step, and seconds for a checkpoint.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import binmask_dist
+
+ROOT = Path(__file__).parent.parent
+BATCH, EPOCHS = 64, 4
+CPU2 = ("-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", "0")
+
+
+def bare_loop(model_name: str, image_size: int, out: str) -> None:
+    """What one would write without binmask_dist: the same data, network, optimizer and batches."""
+    from binmask_dist.training.config import TrainConfig
+    from binmask_dist.training.tasks import make_task
+
+    accelerator = binmask_dist.make_accelerator()  # a plain Accelerator would run two processes that do not talk
+    torch.manual_seed(0)
+    task = make_task(TrainConfig(model=model_name, image_size=image_size))
+    loader = torch.utils.data.DataLoader(task.train, BATCH // accelerator.num_processes, shuffle=True, drop_last=True)
+    model = timm.create_model(model_name, in_chans=1, num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    speeds = []
+    for epoch in range(EPOCHS):
+        start = time.perf_counter()
+        for images, labels in loader:
+            accelerator.backward(F.cross_entropy(model(images), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+        if epoch:
+            speeds.append(len(loader) * BATCH / (time.perf_counter() - start))
+    if accelerator.is_main_process:
+        Path(out).write_text(json.dumps(statistics.median(speeds)))
+
+
+def launch(processes: int, *arguments: str, until: Path | None = None) -> float:
+    """Run it to its end. Returns the seconds until it ended, or until it had written something to a file."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+    environment |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    command = [sys.executable, *(CPU2 if processes == 2 else ()), *arguments]
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        while until and process.poll() is None and not (until.exists() and until.stat().st_size):
+            time.sleep(0.01)
+        seconds = time.perf_counter() - start
+        if process.wait():
+            log.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{log.read().decode()[-2000:]}")
+    return seconds
+
+
+def speed_bare(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
+    out = folder / "bare.json"
+    launch(
+        processes, __file__, "--model", arguments.model, "--image_size", str(arguments.image_size), "--bare", str(out)
+    )
+    return json.loads(out.read_text())
+
+
+def speed_ours(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
+    """With all logging on: W&B offline, metrics.jsonl, a record every ten steps. The masks learn all the time."""
+    launch(processes, "launch/train.py", *options(arguments, folder), f"--epochs={EPOCHS}", "--wandb_mode=offline")
+    lines = (newest(folder) / "metrics.jsonl").read_text().splitlines()
+    steps = [record for record in map(json.loads, lines) if record["kind"] == "step" and record["epoch"] > 1]
+    return len(steps) / sum(1 / record["examples_per_second"] for record in steps)
+
+
+def seconds_to_first_step(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
+    name = f"first-{processes}"
+    once = ["--epochs=1", "--steps_per_epoch=1", "--log_every=1", f"--name={name}"]
+    return launch(
+        processes, "launch/train.py", *options(arguments, folder), *once, until=folder / name / "metrics.jsonl"
+    )
+
+
+def options(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    return [
+        f"--run_root={folder}",
+        f"--model={arguments.model}",
+        f"--image_size={arguments.image_size}",
+        f"--batch_size={BATCH}",
+        "--warmup=0",
+    ]
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime).parent
+
+
+def seconds_for_a_checkpoint(folder: Path) -> dict[str, float]:
+    """Of resnet18 with SGD: save, load, and its bytes; the same bytes by safetensors alone for comparison."""
+    model = timm.create_model("resnet18", num_classes=10)
+    binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lam=1e-6, epochs=1)
+    binmask.set_epoch(0)
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    binmask.step()
+    path = folder / "checkpoint"
+    binmask_dist.save_checkpoint(path, binmask)
+    size = sum(file.stat().st_size for file in path.glob("*"))
+    content = torch.zeros(size, dtype=torch.uint8)
+    actions = {
+        "save": lambda: binmask_dist.save_checkpoint(path, binmask),
+        "load": lambda: binmask_dist.load_checkpoint(path, binmask),
+        "plain": lambda: save_file({"all": content}, folder / "plain.safetensors"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(5):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            seconds[name].append(time.perf_counter() - start)
+    return {**{name: statistics.median(values) for name, values in seconds.items()}, "bytes": size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="test_resnet", help="timm name (default test_resnet)")
+    parser.add_argument("--image_size", type=int, default=32, help="of the digits (default 32)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare:
+        bare_loop(arguments.model, arguments.image_size, arguments.bare)
+        return
+    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {arguments.model}, batch {BATCH}")
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(arguments.rounds):
+            print(f"round {number + 1} of {arguments.rounds} ...", flush=True)
+            rows.append(
+                {
+                    (kind, processes): measure(arguments, processes, folder)
+                    for processes in (1, 2)
+                    for kind, measure in (("bare", speed_bare), ("ours", speed_ours))
+                }
+            )
+        first = {processes: seconds_to_first_step(arguments, processes, folder) for processes in (1, 2)}
+        checkpoint = seconds_for_a_checkpoint(folder)
+    print_figures(rows, first, checkpoint)
+
+
+def print_figures(rows: list[dict], first: dict[int, float], checkpoint: dict[str, float]) -> None:
+    print(
+        f"\n{'processes':<12}{'bare, examples/s':>18}{'ours, examples/s':>18}{'ours / bare':>13}{'first step, s':>15}"
+    )
+    for n in (1, 2):
+        bare, ours = (statistics.median(row[kind, n] for row in rows) for kind in ("bare", "ours"))
+        ratio = statistics.median(row["ours", n] / row["bare", n] for row in rows)
+        print(f"{n:<12}{bare:>18.0f}{ours:>18.0f}{ratio:>13.3f}{first[n]:>15.1f}")
+    bare, ours = (statistics.median(row[kind, 2] / row[kind, 1] for row in rows) for kind in ("bare", "ours"))
+    print(f"two processes / one: bare {bare:.3f}, ours {ours:.3f}, ratio {ours / bare:.3f}")
+    print(
+        f"checkpoint of resnet18: {checkpoint['bytes'] / 2**20:.0f} MiB, saved in {checkpoint['save']:.2f} s, "
+        f"loaded in {checkpoint['load']:.2f} s; the same bytes by safetensors alone {checkpoint['plain']:.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The checkpoints of a run: written at intervals, the oldest removed, the newest good one found again.
+
+Each lies in a folder of its own, `checkpoints/step-00000420`, and counts only once it holds `checkpoint.json`, which is
+written last. So a kill at any moment, or a full disk, leaves the ones before.
+"""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from binmask_dist import BinMask, CheckpointError, load_checkpoint, save_checkpoint
+from binmask_dist.engines.checkpoint import INDEX
+from binmask_dist.training.averaging import Average
+from binmask_dist.training.tasks.base import RunError
+
+BEST = "best"
+
+
+class Checkpoints:
+    """Every process calls; the main one writes."""
+
+    def __init__(
+        self, folder: Path, keep: int, binmask: BinMask, average: Average | None, accelerator: Accelerator
+    ) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.binmask = binmask
+        self.average = average
+        self.accelerator = accelerator
+
+    def save(self, step: int, extra: dict[str, Any]) -> bool:
+        """Whether it could be written; if not, the run goes on with the ones before."""
+        saved = self._write(self.folder / f"step-{step:08}", extra)
+        if saved and self.accelerator.is_main_process:
+            for old in self._complete()[: -self.keep]:
+                remove(old)
+        return saved
+
+    def save_best(self, extra: dict[str, Any]) -> None:
+        self._write(self.folder / BEST, extra)
+
+    def load_newest(self) -> dict[str, Any] | None:
+        """Load the newest that can be read, and return its extra; None if there is none at all."""
+        return self._load(list(reversed(self._complete())))
+
+    def load_best(self) -> None:
+        self._load([self.folder / BEST])
+
+    def check_space(self, bytes_per_checkpoint: int) -> None:
+        """Raise now rather than at the first checkpoint."""
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        count = self.keep + 1  # a new one is written before the oldest goes
+        free, needed = shutil.disk_usage(existing).free, bytes_per_checkpoint * count
+        if free < needed:
+            raise RunError(
+                f"{count} checkpoints need {needed / 2**30:.1f} GiB and {existing} has {free / 2**30:.1f} left; "
+                "free some, or point --run_root to another disk"
+            )
+
+    def _write(self, path: Path, extra: dict[str, Any]) -> bool:
+        try:
+            self._all_or_nobody(lambda: self.average.save(path, self.accelerator) if self.average else None)
+            save_checkpoint(path, self.binmask, extra)
+        except CheckpointError as error:
+            if self.accelerator.is_main_process:
+                warnings.warn(f"{error}; the run goes on, and the checkpoints before are kept", stacklevel=2)
+                if path.name != BEST:
+                    shutil.rmtree(path, ignore_errors=True)
+            return False
+        return True
+
+    def _all_or_nobody(self, write: Callable[[], None]) -> None:
+        """An error of the main process's file system is everyone's."""
+        answer: list[str | None] = [None]
+        try:
+            write()
+        except OSError as error:
+            answer[0] = f"the average could not be written: {error}"
+        broadcast_object_list(answer)
+        if answer[0]:
+            raise CheckpointError(answer[0])
+
+    def _load(self, paths: list[Path]) -> dict[str, Any] | None:
+        for path in paths:
+            try:
+                extra = load_checkpoint(path, self.binmask)
+                if self.average:
+                    self.average.load(path)
+                return extra
+            except CheckpointError as error:
+                if path is paths[-1]:
+                    raise RunError(str(error)) from error
+                if self.accelerator.is_main_process:
+                    warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
+        return None
+
+    def _complete(self) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob(f"step-*/{INDEX}"))
+
+
+def remove(path: Path) -> None:
+    """Its index first: what is left of it if this is interrupted is no checkpoint."""
+    (path / INDEX).unlink()
+    shutil.rmtree(path)

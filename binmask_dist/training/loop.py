@@ -1,0 +1,318 @@
+"""The training loop: one for all tasks, models and engines."""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+
+from binmask_dist import BinMask, patch
+from binmask_dist.training.averaging import Average
+from binmask_dist.training.checkpoints import Checkpoints
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.environment import memory_record
+from binmask_dist.training.evaluation import evaluate
+from binmask_dist.training.interruption import Interruption
+from binmask_dist.training.loading import make_loaders, steps_per_epoch
+from binmask_dist.training.optimizers import learning_rate, make_optimizer
+from binmask_dist.training.progress import Progress
+from binmask_dist.training.run_folder import RunFolder
+from binmask_dist.training.steering import Steering
+from binmask_dist.training.tasks.base import Batch, RunError, Task, seed_everything
+from binmask_dist.training.tracking import Tracking, flips_so_far, mask_record
+
+NO_FLIPS = {"on_to_off": 0, "off_to_on": 0, "returns": 0}
+
+
+@dataclass
+class Position:
+    """Where a run is: with the model and the optimizer, all that a checkpoint needs."""
+
+    epoch: int = 0  # over training and fine-tuning
+    step_in_epoch: int = 0
+    step: int = 0  # since the start
+    epoch_loss: float = 0.0  # sum over the steps of this epoch, mean over processes
+    interval_loss: float = 0.0  # the same since the last record of a step
+    seconds: float = 0.0
+    flips: dict[str, int] | None = None  # `flips_so_far` at the start of this epoch
+    steering: dict[str, Any] | None = None
+    best: float | None = None
+    epochs_since_best: int = 0
+    before_finetuning: dict[str, Any] | None = None
+
+
+class Interrupted(Exception):
+    """A signal asked the run to end; it has been saved."""
+
+    def __init__(self, signal: int) -> None:
+        self.exit_code = 128 + signal  # as if the signal had ended it: launchers know these
+
+
+class Loop:
+    """A model, its data and where the run is. `run` goes on from there to the end."""
+
+    def __init__(self, config: TrainConfig, task: Task, folder: RunFolder, accelerator: Accelerator) -> None:
+        self.config, self.task, self.accelerator = config, task, accelerator
+        self.steps_per_epoch = steps_per_epoch(config, task)
+        self.epochs = config.epochs + config.finetune_epochs
+        train_loader, test_loader, self.sampler = make_loaders(task, config, accelerator.num_processes)
+        set_seed(config.seed)
+        model = task.make_model()
+        self.binmask = mask(model, config, accelerator)
+        size = checkpoint_size(model)
+        self.model, self.optimizer, self.train_loader, self.test_loader = accelerator.prepare(
+            model, self.binmask, train_loader, test_loader
+        )
+        self.bare_model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        self.average = Average(self.bare_model, config.ema_decay) if config.ema_decay else None
+        self.steering = Steering.begin(config.target_sparsity, config.lam) if config.target_sparsity else None
+        self.checkpoints = Checkpoints(
+            folder.path / "checkpoints", config.keep_checkpoints, self.binmask, self.average, accelerator
+        )
+        self.checkpoints.check_space(size)
+        self.position = Position()
+        if self.steering:
+            self._set_lam(self.steering.lam)
+        resumed = self.checkpoints.load_newest()
+        if resumed is not None:
+            self.position = Position(**resumed)
+            self.steering = Steering(**self.position.steering) if self.position.steering else None
+        self.tracking = Tracking(folder.path, config, accelerator, None if resumed is None else self.position.step)
+        self.progress = Progress(self.epochs, self.steps_per_epoch, accelerator, self.position.step)
+        self.interruption = Interruption()
+        self.signal = 0
+        self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)  # not yet in the position
+        self.clock = time.perf_counter()
+
+    def run(self) -> None:
+        """Train to the end of the last epoch."""
+        with self.interruption:
+            while self.position.epoch < self.epochs:
+                self._train_epoch()
+                self._end_epoch()
+        self.progress.close()
+
+    # -- an epoch
+
+    def _train_epoch(self) -> None:
+        config, position = self.config, self.position
+        self.binmask.set_epoch(min(position.epoch, config.epochs - 1))
+        if position.epoch >= config.epochs:
+            self.binmask.freeze()
+        self.model.train()
+        batches = self._batches()
+        self.interval_start = (position.step, time.perf_counter())
+        while position.step_in_epoch < self.steps_per_epoch:
+            self._step(batches)
+            position.step_in_epoch += 1
+            position.step += 1
+            if self.average:
+                self.average.update()
+            self._steer()
+            self._after_step()
+        batches.close()
+
+    def _batches(self) -> Generator[Batch]:
+        """The training batches of this epoch from the present step on."""
+        position, done = self.position, self.position.step_in_epoch
+        loader = self.train_loader
+        loader.set_epoch(position.epoch)  # before skip_first_batches, which copies it
+        if self.sampler:
+            self.sampler.set_position(position.epoch, done * self.config.batch_size)
+        elif done:
+            loader = self.accelerator.skip_first_batches(loader, done * self.config.accumulation)
+        try:
+            yield from loader
+        finally:
+            loader.end()  # of a stream that is left in the middle, which Accelerate would take for the current one
+
+    def _step(self, batches: Iterator[Batch]) -> None:
+        """One update of the weights and masks, from one batch in `accumulation` parts."""
+        config, position = self.config, self.position
+        rate = learning_rate(config, position.epoch + position.step_in_epoch / self.steps_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        buffers = [buffer.clone() for buffer in self.model.buffers()] if config.on_nan == "skip" else []
+        loss = torch.zeros_like(self.loss)
+        for part in range(config.accumulation):
+            batch = next(batches)
+            seed_everything(config.seed, position.step, part, self.accelerator.process_index)
+            with self.accelerator.accumulate(self.model):
+                part_loss = self.task.loss(self.model, batch)
+                self.accelerator.backward(part_loss)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            loss += part_loss.detach() / config.accumulation
+        self.signal, is_bad = self.interruption.agree(~loss.isfinite())
+        if is_bad:
+            self._bad_loss(buffers)
+        else:
+            self.loss += loss
+
+    def _bad_loss(self, buffers: list[Tensor]) -> None:
+        if self.config.on_nan == "stop":
+            raise RunError(
+                f"the loss is NaN or inf at step {self.position.step}; the last good checkpoint is kept: lower --lr, "
+                "set --clip, and --resume, or take --on_nan skip"
+            )
+        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)  # running statistics that have seen a NaN stay NaN
+
+    def _after_step(self) -> None:
+        config, position = self.config, self.position
+        if position.step % config.log_every == 0:
+            self._log_step()
+        self.progress.step()
+        is_last = position.step_in_epoch == self.steps_per_epoch
+        if self.signal:
+            self.save()
+            raise Interrupted(self.signal)
+        if config.checkpoint_every and position.step % config.checkpoint_every == 0 and not is_last:
+            self.save()
+
+    def _steer(self) -> None:
+        """Some ten times in an epoch: a pass over the latents each time."""
+        interval = max(1, self.steps_per_epoch // 10)
+        group = self.binmask.masked_groups[0]
+        if self.steering and group["learning"] and not group["frozen"] and self.position.step_in_epoch % interval == 0:
+            self._set_lam(self.steering.correct(self.binmask.sparsity()))
+
+    def _set_lam(self, lam: float) -> None:
+        for group in self.binmask.masked_groups:
+            group["lam"] = lam
+
+    def _end_epoch(self) -> None:
+        position = self.position
+        self._fold_loss()
+        record = {
+            "kind": "epoch",
+            "phase": "train" if position.epoch < self.config.epochs else "fine-tune",
+            "epoch": position.epoch,
+            "step": position.step,
+            "train_loss": position.epoch_loss / self.steps_per_epoch,
+            **self.evaluate(),
+            **mask_record(self.binmask, position.flips or NO_FLIPS),
+            **memory_record(),
+            "seconds": self._seconds(),
+        }
+        self.tracking.log(record)
+        self.progress.epoch(record)
+        position.epoch, position.step_in_epoch, position.epoch_loss = position.epoch + 1, 0, 0.0
+        if self.config.patience and record["phase"] == "train":
+            self._look_for_the_best(record)
+        if position.epoch == self.config.epochs and self.config.finetune_epochs:
+            position.before_finetuning = self.evaluate()
+        position.flips = flips_so_far(self.binmask)
+        self.save()
+        if self.signal:
+            raise Interrupted(self.signal)
+
+    def _look_for_the_best(self, record: dict[str, Any]) -> None:
+        """Early stopping: keep the best epoch, and go on from it when there was no better one for too long."""
+        config, position = self.config, self.position
+        metric = config.metric or self.task.metric
+        value = record[f"test_{metric}"] * (-1 if metric in ("loss", "perplexity") else 1)
+        if position.best is None or value > position.best:
+            position.best, position.epochs_since_best = value, 0
+            self.checkpoints.save_best(asdict(position))
+        else:
+            position.epochs_since_best += 1
+        if position.epochs_since_best >= config.patience or position.epoch == config.epochs:
+            position.epoch = config.epochs
+            self.checkpoints.load_best()
+
+    # -- what the epoch is made of
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return self.average.applied(self.bare_model, self.binmask) if self.average else nullcontext()
+
+    def evaluate(self) -> dict[str, float | int]:
+        with self._averaged():
+            return evaluate(self.task, self.model, self.test_loader, self.accelerator)
+
+    def save_model(self, folder: Path) -> list[Path]:
+        """Write the model, or its average, gathered from all processes; the safetensors files on the main one."""
+        with self._averaged():
+            state = self.accelerator.get_state_dict(self.model)  # collective
+            if not self.accelerator.is_main_process:
+                return []
+            state = {name.removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
+            return self.task.save_model(self.bare_model, state, folder)
+
+    def save(self) -> None:
+        self._fold_loss()
+        self._seconds()
+        self.position.steering = asdict(self.steering) if self.steering else None
+        self.checkpoints.save(self.position.step, asdict(self.position))
+
+    def _log_step(self) -> None:
+        position, group = self.position, self.binmask.masked_groups[0]
+        self._fold_loss()
+        (first, start), now = self.interval_start, time.perf_counter()
+        steps, seconds = position.step - first, now - start
+        self.interval_start = (position.step, now)  # so that the next interval contains what logging takes
+        self.tracking.log(
+            {
+                "kind": "step",
+                "step": position.step,
+                "epoch": position.epoch + position.step_in_epoch / self.steps_per_epoch,
+                "loss": position.interval_loss / self.config.log_every,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "mask_lr": group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0,
+                "lam": group["lam"],
+                "grad_norm": self.binmask.grad_norm,
+                "steps_per_second": steps / seconds,
+                "examples_per_second": steps * self.config.batch_size / seconds,
+            }
+        )
+        position.interval_loss = 0.0
+
+    def _fold_loss(self) -> None:
+        """Add what each process has summed up to the position, which all of them share."""
+        mean = float(self.accelerator.reduce(self.loss, "mean"))
+        self.position.epoch_loss += mean
+        self.position.interval_loss += mean
+        self.loss = torch.zeros_like(self.loss)
+
+    def _seconds(self) -> float:
+        now = time.perf_counter()
+        self.position.seconds += now - self.clock
+        self.clock = now
+        return self.position.seconds
+
+
+def mask(model: nn.Module, config: TrainConfig, accelerator: Accelerator) -> BinMask:
+    """The weights' optimizer with the masks around it."""
+    limit = config.clip or None
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if limit and plugin is not None:  # ZeRO clips by itself, before it hands over the first group
+        plugin.deepspeed_config["gradient_clipping"] = limit
+        limit = None
+    optimizer = make_optimizer(model, config)
+    try:
+        return patch(
+            model,
+            optimizer,
+            lam=config.lam,
+            epochs=config.epochs,
+            targets=config.targets,
+            exclude=config.exclude,
+            warmup=config.warmup,
+            mask_lr=config.mask_lr,
+            mask_lr_final=config.mask_lr_final,
+            alpha0=config.alpha0,
+            max_grad_norm=limit,
+        )
+    except (ValueError, TypeError) as error:
+        raise RunError(str(error)) from error
+
+
+def checkpoint_size(model: nn.Module) -> int:
+    """About how many bytes: the parameter and two moments, and as if all were masked W, the latent and its moments."""
+    return sum(param.numel() for param in model.parameters()) * 4 * 7

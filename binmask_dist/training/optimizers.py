@@ -1,0 +1,57 @@
+"""The weights' optimizer by its name, and its learning rate as a function of the step alone."""
+
+import difflib
+import math
+
+import timm.optim
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.tasks.base import RunError
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """A class of torch.optim, spelt as torch does (SGD), or a name in timm's factory (sgd)."""
+    torch_names = [name for name in torch.optim.__all__ if name != "Optimizer"]
+    timm_names = timm.optim.list_optimizers()
+    try:
+        if config.optimizer in torch_names:
+            groups = timm.optim.param_groups_weight_decay(model, config.weight_decay)
+            arguments = dict(config.optimizer_args)
+            if config.optimizer in ("SGD", "RMSprop"):
+                arguments.setdefault("momentum", config.momentum)
+            return getattr(torch.optim, config.optimizer)(groups, lr=config.lr, **arguments)
+        if config.optimizer in timm_names:
+            return timm.optim.create_optimizer_v2(
+                model,
+                config.optimizer,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                **config.optimizer_args,
+            )
+    except (TypeError, ValueError) as error:
+        raise RunError(f"the optimizer {config.optimizer!r} cannot be made: {error}") from error
+    known = [*torch_names, *map(str, timm_names)]
+    near = difflib.get_close_matches(config.optimizer, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see timm.optim.list_optimizers() and torch.optim"
+    raise RunError(f"no optimizer is called {config.optimizer!r}; {hint}")
+
+
+def learning_rate(config: TrainConfig, epoch: float) -> float:
+    """Of the weights, `epoch` passes over the data after the start: resuming needs no scheduler's state."""
+    if epoch >= config.epochs:
+        return _cosine(config.finetune_lr, 0.0, (epoch - config.epochs) / config.finetune_epochs)
+    if epoch < config.lr_warmup_epochs:
+        return config.lr * epoch / config.lr_warmup_epochs
+    if config.schedule == "constant":
+        return config.lr
+    return _cosine(
+        config.lr, config.lr_final, (epoch - config.lr_warmup_epochs) / (config.epochs - config.lr_warmup_epochs)
+    )
+
+
+def _cosine(initial: float, final: float, done: float) -> float:
+    return final + (initial - final) * (1 + math.cos(math.pi * done)) / 2

@@ -1,0 +1,203 @@
+"""Classification of images, by a model of timm or transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import PIL.Image
+import timm
+import torch
+from timm.data import create_transform
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset, default_collate
+from torchvision import transforms
+
+from binmask_dist.training.columns import find_image
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.data import Stream, finish_rows
+from binmask_dist.training.models import (
+    first_line,
+    is_timm,
+    make_timm,
+    make_transformers,
+    named_classes,
+    save_timm,
+    save_transformers,
+    transformers_config,
+)
+from binmask_dist.training.tasks.base import Batch, Examples, RunError
+from binmask_dist.training.tasks.classification import Classification
+
+IN_MEMORY = 2**30  # bytes of decoded images that are kept
+GREY = ("1", "L", "LA", "I", "I;16", "F")
+
+
+class ImageClassification(Classification):
+    """Images become float tensors, channels first. Where nothing is random and they fit, that is done once."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.from_timm = is_timm(config.model)
+        self.column = find_image(self.data.features, config.input_columns)
+        self.channels = self._find_channels()
+        self.preprocessor: Any = None  # transformers' own, of a pretrained model
+        if self.from_timm:
+            self.model_args = self._timm_arguments()
+        else:
+            self.model_config = self._transformers_config()
+        self.look = self._find_look()
+        self.test_transform = create_transform(self.shape, **self.look)
+        self.train_transform = self._augmented()
+        self.train = self._examples(self.data.train, training=True)
+        self.test = self._examples(self.data.test, training=False)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.config.image_size, self.config.image_size)
+
+    # -- the data
+
+    def _find_channels(self) -> int:
+        """One if images are grey. Looking at some of them is enough: all are converted."""
+        some = self.data.test.select(range(min(32, len(self.data.test))))
+        try:
+            modes = {image.mode for image in some.cast_column(self.column, datasets.Image())[self.column]}
+        except Exception as error:  # whatever the decoder of the file's format raises, and missing images
+            raise RunError(f"the column '{self.column}' holds no readable images: {first_line(error)}") from error
+        return 1 if modes <= set(GREY) else 3
+
+    def _find_look(self) -> dict[str, Any]:
+        """How images are scaled: as a pretrained model is used to; for a new one, to about -1 to 1."""
+        plain = {"mean": (0.5,) * self.channels, "std": (0.5,) * self.channels, "crop_pct": 1.0}
+        if not self.config.pretrained:
+            return plain
+        if self.from_timm:
+            about = timm.get_pretrained_cfg(self.config.model)
+            assert about is not None  # it is where the weights are
+            mean, std = about.mean, about.std
+            plain |= {"crop_pct": about.crop_pct, "interpolation": about.interpolation}
+        else:
+            mean, std = self.preprocessor.image_mean, self.preprocessor.image_std
+        if len(mean) != self.channels:
+            mean, std = ((sum(values) / len(values),) * self.channels for values in (mean, std))
+        return plain | {"mean": tuple(mean), "std": tuple(std)}
+
+    def _augmented(self) -> Any:
+        """The protocols of small images; anything else is a policy of timm's, with its random crops and flips."""
+        augment, size = self.config.augment, self.config.image_size
+        if not augment:
+            return self.test_transform
+        if augment in ("flip", "crop"):
+            *resize, to_tensor, normalise = self.test_transform.transforms
+            crop = [transforms.RandomCrop(size, padding=4)] if augment == "crop" else []
+            return transforms.Compose([*resize, *crop, transforms.RandomHorizontalFlip(), to_tensor, normalise])
+        look = {key: value for key, value in self.look.items() if key != "crop_pct"}
+        try:
+            return create_transform(self.shape, is_training=True, auto_augment=augment, **look)
+        except (AssertionError, KeyError, ValueError) as error:
+            raise RunError(
+                f"augment '{augment}' is unknown; take flip, crop, or a policy of timm's such as rand-m9-mstd0.5"
+            ) from error
+
+    def _examples(self, part: Any, training: bool) -> Any:
+        # decoding is left to `_example`, so that a stream's rows are decoded by the process that keeps them
+        part = part.select_columns([self.column, self.data.label])
+        part = part.cast_column(self.column, datasets.Image(decode=False))
+        if isinstance(part, datasets.IterableDataset):
+            return Stream(part, self.config)
+        channels, height, width = self.shape
+        small = len(part) * channels * height * width * 4 < IN_MEMORY
+        if small and not (training and self.config.augment):
+            images, labels = zip(*(self.test_example(row) for row in part), strict=True)
+            return TensorDataset(torch.stack(images), torch.tensor(labels))
+        if training:
+            return Examples(part, self.train_example, self.config.seed)
+        return Mapped(part, self.test_example)
+
+    def train_example(self, row: dict[str, Any]) -> tuple[Tensor, int]:
+        return self._example(row, self.train_transform)
+
+    def test_example(self, row: dict[str, Any]) -> tuple[Tensor, int]:
+        return self._example(row, self.test_transform)
+
+    def _example(self, row: dict[str, Any], transform: Any) -> tuple[Tensor, int]:
+        image: PIL.Image.Image = datasets.Image().decode_example(row[self.column])
+        image = image.convert("L" if self.channels == 1 else "RGB")
+        return transform(image), self.classes.number(row[self.data.label])
+
+    def collate(self, examples: list) -> Batch:
+        return default_collate(finish_rows(examples, self.train_example, self.config.seed))
+
+    # -- the model
+
+    def _timm_arguments(self) -> dict[str, Any]:
+        config = self.config
+        if config.pretrained and not timm.is_model_pretrained(config.model):
+            raise RunError(f"timm has no pretrained weights for {config.model}; leave out pretrained")
+        self.channels = config.model_args.get("in_chans", self.channels)
+        about = timm.get_pretrained_cfg(config.model)
+        size = {"img_size": config.image_size} if about and about.fixed_input_size else {}
+        return {"num_classes": len(self.classes.names), "in_chans": self.channels, **size, **config.model_args}
+
+    def _transformers_config(self) -> Any:
+        config = self.config
+        made = transformers_config(config, **named_classes(self.classes.names))
+        if config.pretrained:
+            self.channels = made.num_channels
+            self.preprocessor = load_image_processor(config.model)
+            if getattr(made, "image_size", config.image_size) != config.image_size:
+                raise RunError(f"{config.model} takes images of {made.image_size} pixels; give that image_size")
+        else:
+            made.num_channels, made.image_size = self.channels, config.image_size
+        return made
+
+    def make_model(self) -> nn.Module:
+        if self.from_timm:
+            return make_timm(self.config, self.model_args)
+        return make_transformers("AutoModelForImageClassification", self.config, self.model_config)
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        return (model(images) if self.from_timm else model(pixel_values=images).logits), labels
+
+    def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
+        if not self.from_timm:
+            return save_transformers(model, state, folder, self.preprocessor or new_image_processor(self))
+        description = {
+            "architecture": self.config.model,
+            "arguments": self.model_args,
+            "classes": self.classes.names,
+            "input": {"size": self.shape, **self.look},
+        }
+        return save_timm(state, folder, description)
+
+
+class Mapped(Dataset):
+    """Examples made as they are asked for, with nothing random about them."""
+
+    def __init__(self, source: Any, transform: Any) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.source[index])
+
+
+def load_image_processor(name: str) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name)
+    except Exception as error:  # no file, no network, ...
+        raise RunError(f"how {name} wants its images is not known: {first_line(error)}") from error
+
+
+def new_image_processor(task: ImageClassification) -> Any:
+    """What transformers needs to prepare images as this task does."""
+    from transformers import ViTImageProcessor
+
+    size = {"height": task.config.image_size, "width": task.config.image_size}
+    return ViTImageProcessor(size=size, image_mean=list(task.look["mean"]), image_std=list(task.look["std"]))

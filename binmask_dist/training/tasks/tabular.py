@@ -1,0 +1,90 @@
+"""Classification of table rows by a multi-layer perceptron."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from binmask_dist.networks import MLPS
+from binmask_dist.training.columns import find_table, is_text
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.models import make_timm, save_timm
+from binmask_dist.training.tasks.base import Batch, RunError
+from binmask_dist.training.tasks.classification import Classification
+
+MOST_WORDS = 1000  # in a column that is made into one input for each of its words
+
+
+class TableClassification(Classification):
+    """Numbers are standardised and words made into ones and zeros, by what the training part holds."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        if config.streaming:
+            raise RunError("a table is scaled by all of its training rows: the tabular task cannot stream")
+        if config.model not in MLPS:
+            raise RunError(f"the tabular task takes the models {' and '.join(MLPS)}, not {config.model}")
+        super().__init__(config)
+        columns = find_table(self.data.features, config.input_columns, self.data.label)
+        self.scalers = {name: self._fitted(name) for name in columns}
+        self.train = self._examples(self.data.train)
+        self.test = self._examples(self.data.test)
+        self.model_args = {
+            "num_classes": len(self.classes.names),
+            "in_features": self.train.tensors[0].shape[1],
+            **config.model_args,
+        }
+
+    def _fitted(self, name: str) -> StandardScaler | OneHotEncoder:
+        values = column_matrix(self.data.train, name)
+        if not is_text(self.data.features[name]):
+            return StandardScaler().fit(values)
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(values)
+        words = len(encoder.categories_[0])
+        if words > MOST_WORDS:
+            raise RunError(f"the column '{name}' has {words} different words; leave it out of input_columns")
+        return encoder
+
+    def _examples(self, part: Dataset) -> TensorDataset:
+        inputs = [scaler.transform(column_matrix(part, name)) for name, scaler in self.scalers.items()]
+        return TensorDataset(torch.from_numpy(np.hstack(inputs).astype(np.float32)), torch.tensor(self.labels(part)))
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        inputs, labels = batch
+        return model(inputs), labels
+
+    def make_model(self) -> nn.Module:
+        return make_timm(self.config, self.model_args)
+
+    def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
+        description = {
+            "architecture": self.config.model,
+            "arguments": self.model_args,
+            "classes": self.classes.names,
+            "input": [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()],
+        }
+        return save_timm(state, folder, description)
+
+
+def column_matrix(part: Dataset, name: str) -> np.ndarray:
+    """One row for each of the table's: a word, a number, or the numbers of a list, which must all be of one length."""
+    if is_text(part.features[name]):
+        return np.array(part[name][:], dtype=object)[:, None]
+    values = part.with_format("numpy")[name][:]
+    if values.dtype == object:
+        raise RunError(f"the lists in column '{name}' are not all of the same length")
+    values = values.astype(np.float64).reshape(len(part), -1)
+    missing = int((~np.isfinite(values)).any(axis=1).sum())
+    if missing:
+        raise RunError(f"the column '{name}' has no number in {missing} rows; fill them in, or leave the column out")
+    return values
+
+
+def scaling(scaler: StandardScaler | OneHotEncoder) -> dict[str, Any]:
+    if isinstance(scaler, OneHotEncoder):
+        return {"words": list(scaler.categories_[0])}
+    return {"mean": scaler.mean_.tolist(), "std": scaler.scale_.tolist()}

@@ -1,0 +1,209 @@
+"""Runs that are killed, stopped, resumed, and started twice."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from jobs import SHORT, options, records, result, run, start, train_here
+from safetensors.torch import load_file
+
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.tasks.base import RunError
+
+# dropout, augmentation, accumulation, an average and steering: whatever has a state or draws random numbers
+OPTIONS = dict(
+    **SHORT,
+    checkpoint_every=5,
+    augment="crop",
+    model_args='{"drop_rate": 0.2}',
+    accumulation=2,
+    ema_decay=0.9,
+    target_sparsity=0.8,
+    finetune_epochs=1,
+    log_every=3,
+    optimizer="adamw",
+    lr=2e-3,
+)
+TIMINGS = {"seconds", "steps_per_second", "examples_per_second"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    done = run(*options(run_root=root, name="whole", **OPTIONS))
+    assert done.returncode == 0, done.stderr
+    return root / "whole"
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoints/step-*/checkpoint.json"))
+
+
+def without_timings(record: dict) -> dict:
+    return {key: value for key, value in record.items() if key not in TIMINGS and not key.endswith("_bytes")}
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    """To the last bit: the model, the masks and every record but for times."""
+    for name in ("model/model.safetensors", "masks.safetensors"):
+        mine, other = load_file(ours / name), load_file(theirs / name)
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[key], other[key]) for key in mine)
+    for kind in ("step", "epoch"):
+        assert [without_timings(r) for r in records(ours, kind)] == [without_timings(r) for r in records(theirs, kind)]
+
+
+def test_kill_9_at_any_moment_and_resume_is_bit_for_bit(uninterrupted: Path) -> None:
+    root, name = uninterrupted.parent, "killed"
+    arguments = options(run_root=root, name=name, **OPTIONS)
+    folder = root / name
+
+    # in the middle of writing a checkpoint: there is a folder without its index
+    def writes() -> bool:
+        return any(not (path / "checkpoint.json").exists() for path in folder.glob("checkpoints/step-*"))
+
+    moments = [lambda: len(checkpoints(folder)) >= 1, writes, lambda: len(records(folder)) >= 2]
+    for moment in moments:
+        process = start(*arguments, "--resume", "auto")
+        wait_for(moment, process)
+        time.sleep(0.03)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = run(*arguments, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, uninterrupted)
+    assert len(json.loads((folder / "environment.json").read_text())) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(uninterrupted: Path, number: signal.Signals) -> None:
+    root, name = uninterrupted.parent, f"stopped-{number.name}"
+    arguments = options(run_root=root, name=name, **{**OPTIONS, "checkpoint_every": 0})
+    folder = root / name
+    process = start(*arguments)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and len(records(folder, "step")) >= 3, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "interrupted and saved" in out
+    assert len(checkpoints(folder)) == 1  # in the middle of the first epoch
+    assert run(*arguments, "--resume").returncode == 0
+    assert_same(folder, uninterrupted)
+
+
+def test_two_processes_stop_and_go_on_as_one(tmp_path: Path) -> None:
+    """With another engine too: what was saved under DDP on two processes goes on alone, and then under ZeRO-3."""
+    arguments = options(run_root=tmp_path, name="moving", **SHORT)
+    folder = tmp_path / "moving"
+    process = start(*arguments, config="cpu2")
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and records(folder, "epoch"), process)
+    process.terminate()  # the launcher, which tells its processes
+    _, err = process.communicate(timeout=90)
+    assert process.returncode != 0
+    saved = checkpoints(folder)
+    assert saved, err
+    process = start(*arguments, "--resume")
+    wait_for(lambda: len(records(folder, "epoch")) >= 2, process)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    done = run(*arguments, "--resume", config="zero3")
+    assert done.returncode == 0, done.stderr
+    assert [record["epoch"] for record in records(folder)] == [0, 1, 2]
+    assert (result(folder)["engine"], result(folder)["processes"]) == ("zero3", 2)
+    again = run(*arguments, "--resume")
+    assert again.returncode == 0
+    assert "is finished" in again.stdout
+
+
+def test_the_second_launch_into_a_folder_refuses(tmp_path: Path) -> None:
+    arguments = options(run_root=tmp_path, name="one", **SHORT)
+    process = start(*arguments)
+    wait_for(lambda: (tmp_path / "one" / "metrics.jsonl").exists(), process)
+    second = run(*arguments, "--resume", "auto")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert second.returncode == 1
+    assert second.stderr.strip().splitlines()[-1].startswith("error: another process is at work in")
+
+
+def test_a_rank_that_dies_takes_the_job_down(tmp_path: Path) -> None:
+    folder = tmp_path / "dies"
+    process = start(*options(run_root=tmp_path, name="dies", **{**SHORT, "epochs": 200}), config="cpu2")
+    wait_for(lambda: (folder / "metrics.jsonl").exists(), process)
+    ranks = [
+        child for child in psutil.Process(process.pid).children(recursive=True) if "launch/train.py" in child.cmdline()
+    ]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    killed = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 30  # seconds, where gloo's own timeout is half an hour
+    assert process.returncode != 0
+    assert "Signal 9 (SIGKILL)" in err
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_resume_says_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"there is no run in .*nothing to go on with"):
+        train_here(tmp_path, "nothing", resume="must")
+    folder = train_here(tmp_path, "done", epochs=1)
+    (folder / "result.json").unlink()
+    with pytest.raises(RunError, match=r"has lam = 1e-05 and not 0\.5; resume it with the same settings"):
+        train_here(tmp_path, "done", epochs=1, lam=0.5, resume="must")
+    with pytest.raises(RunError, match="holds a run already; give another --name, or --resume"):
+        train_here(tmp_path, "done", epochs=1)
+    train_here(tmp_path, "done", epochs=1, resume="must", log_every=7)  # which changes nothing that is computed
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    folder = train_here(tmp_path, "damaged")
+    whole = load_file(folder / "model" / "model.safetensors")
+    (folder / "result.json").unlink()
+    newest = checkpoints(folder)[-1].parent
+    file = next(newest.glob("*-00000.safetensors"))
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match="missing or cut off.*the checkpoint before it is used"):
+        train_here(tmp_path, "damaged", resume="must")
+    again = load_file(folder / "model" / "model.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_old_checkpoints_go_and_a_full_disk_destroys_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = train_here(tmp_path, "kept", epochs=3, keep_checkpoints=2)
+    assert [path.parent.name for path in checkpoints(folder)] == ["step-00000044", "step-00000066"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(RunError, match=r"3 checkpoints need .* GiB and .* has 0.0 left"):
+        train_here(tmp_path, "full")
+
+
+def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="the run folder cannot be made in"):
+        train_here(tmp_path / "file", "x")
+
+
+def test_resume_without_a_name_finds_the_same_configuration(tmp_path: Path) -> None:
+    from binmask_dist.training.run_folder import _choose
+
+    folder = train_here(tmp_path, "first", epochs=1)
+    same = TrainConfig(run_root=str(tmp_path), resume="auto", **{**SHORT, "epochs": 1})
+    assert _choose(same) == folder
+    other = TrainConfig(run_root=str(tmp_path), resume="auto", **{**SHORT, "epochs": 2})
+    assert _choose(other).name.startswith("test_resnet-")

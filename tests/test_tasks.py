@@ -1,0 +1,596 @@
+"""Every task from its data to the saved model, which a stock library loads and which answers the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import transformers
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
+
+from binmask_dist.training.config import TrainConfig, parse_config
+from binmask_dist.training.data import Stream
+from binmask_dist.training.tasks import image as image_task
+from binmask_dist.training.tasks import make_task
+from binmask_dist.training.tasks.base import Examples, RunError, Task, seed_everything
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "train"
+WORDS = ["good", "bad", "film", "book", "very", "not", "it", "is", "a", "the"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # five seconds at the end of each pass
+
+
+def loaders(task: Task, size: int = 8) -> tuple[DataLoader, DataLoader]:
+    return (
+        DataLoader(task.train, size, collate_fn=task.collate, drop_last=True),
+        DataLoader(task.test, size, collate_fn=task.collate),
+    )
+
+
+@torch.no_grad()
+def measure(task: Task, model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, float | int]]:
+    batches = [task.measure(model.eval(), batch) for batch in loaders(task)[1]]
+    rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    assert all(value.shape == (len(task.test),) for value in rows.values())  # type: ignore[arg-type]
+    return rows, task.summarise(rows)
+
+
+def learn(task: Task, model: torch.nn.Module, passes: int = 3, lr: float = 1e-2) -> list[float]:
+    """The mean loss of every pass."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    losses = []
+    for _ in range(passes):
+        total = []
+        for batch in loaders(task)[0]:
+            loss = task.loss(model.train(), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total.append(float(loss.detach()))
+        losses.append(sum(total) / len(total))
+    return losses
+
+
+# -- images
+
+
+def image_config(folder: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(dataset=str(folder), **{"image_size": 16, "model": "test_resnet", **options})
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes, bright and dark, of colour images that are not square."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 5)):
+        for kind, level in (("bright", 200), ("dark", 20)):
+            for index in range(count):
+                path = tmp_path / "pictures" / split / kind / f"{index}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(random.integers(level, level + 50, (20, 24, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "pictures"
+
+
+def test_digits_are_decoded_once_and_as_timm_does() -> None:
+    task = make_task(TrainConfig())
+    images, labels = task.train.tensors  # type: ignore[attr-defined]
+    assert (images.shape, images.dtype, labels.dtype) == ((1437, 1, 16, 16), torch.float32, torch.int64)
+    assert (len(task.test), task.metric, task.metrics) == (360, "accuracy", ("accuracy", "loss"))  # type: ignore[arg-type]
+    transform = timm.data.create_transform((1, 16, 16), crop_pct=1.0, mean=(0.5,), std=(0.5,))
+    row = task.data.train[7]  # type: ignore[attr-defined]
+    torch.testing.assert_close(images[7], transform(row["image"]), rtol=0, atol=0)
+    assert int(labels[7]) == row["label"]
+
+
+def test_images_from_training_to_a_stock_model(pictures: Path, tmp_path: Path) -> None:
+    task = make_task(image_config(pictures))
+    model = task.make_model()
+    assert model.conv1[0].in_channels == 3
+    losses = learn(task, model)
+    assert losses[-1] < losses[0]
+    rows, metrics = measure(task, model)
+    assert set(metrics) == {"loss", "accuracy", "correct", "examples", "auc"}
+    assert (metrics["examples"], metrics["correct"]) == (10, int(rows["hit"].sum()))
+    assert metrics["auc"] == roc_auc_score(rows["label"], rows["score"])
+    images, labels = task.test.tensors  # type: ignore[attr-defined]
+    with torch.no_grad():
+        expected = model(images)
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(expected, labels)), rel=1e-5)
+
+    (path,) = task.save_model(model, model.state_dict(), tmp_path / "out")
+    assert path == tmp_path / "out" / "model.safetensors"
+    about = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert about["classes"] == ["bright", "dark"]
+    assert about["input"]["size"] == [3, 16, 16]
+    stock = timm.create_model(about["architecture"], **about["arguments"]).eval()
+    stock.load_state_dict(load_file(path))
+    assert torch.equal(stock(images), expected)
+
+
+@pytest.mark.parametrize("augment", ["flip", "crop", "rand-m9-mstd0.5", "augmix-m3-w2"])
+@pytest.mark.parametrize("grey", [False, True])
+def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool, pictures: Path) -> None:
+    if grey:
+        for path in pictures.rglob("*.png"):
+            Image.open(path).convert("L").save(path)
+    task, twin = (make_task(image_config(pictures, augment=augment)) for _ in range(2))
+    assert isinstance(task.train, Examples)
+    first = [image for image, _ in (task.train[index] for index in range(24))]
+    assert {tuple(image.shape) for image in first} == {(1 if grey else 3, 16, 16)}
+    plain = make_task(image_config(pictures)).train.tensors[0]  # type: ignore[attr-defined]
+    assert any(not torch.equal(image, other) for image, other in zip(first, plain, strict=True))
+    assert isinstance(twin.train, Examples)
+    seed_everything(99)
+    assert torch.equal(twin.train[5][0], first[5])
+    twin.train.set_epoch(1)
+    assert any(not torch.equal(twin.train[index][0], first[index]) for index in range(24))
+    assert task.test.tensors[0].shape[0] == 10  # type: ignore[attr-defined]
+
+
+def test_large_sets_are_decoded_as_they_are_needed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = make_task(image_config(pictures))
+    monkeypatch.setattr(image_task, "IN_MEMORY", 1000)
+    large = make_task(image_config(pictures))
+    assert isinstance(large.train, Examples)
+    for batches in zip(*(loaders(task)[1] for task in (small, large)), strict=True):
+        assert torch.equal(batches[0][0], batches[1][0])
+        assert torch.equal(batches[0][1], batches[1][1])
+
+
+def test_a_stream_of_images(pictures: Path) -> None:
+    options = {"streaming": True, "steps_per_epoch": 3, "batch_size": 8, "shuffle_buffer": 100}
+    task = make_task(image_config(pictures, **options))
+    assert isinstance(task.train, Stream)
+    batches = list(loaders(task)[0])
+    assert [tuple(images.shape) for images, _ in batches] == [(8, 3, 16, 16)] * 3
+    labels = torch.cat([labels for _, labels in batches])
+    assert labels.bincount().tolist() == [12, 12]
+    bright = torch.cat([images for images, _ in batches]).mean(dim=(1, 2, 3)) > 0
+    assert torch.equal(bright, labels == 0)
+
+
+def test_a_vision_transformer_of_timm_gets_the_size_of_the_images(pictures: Path) -> None:
+    task = make_task(image_config(pictures, model="test_vit", image_size=32))
+    rows, _ = measure(task, task.make_model())
+    assert len(rows["loss"]) == 10
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.ViTConfig(**sizes, image_size=16, patch_size=4).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def test_a_vision_transformer_of_transformers(pictures: Path, vit: Path, tmp_path: Path) -> None:
+    task = make_task(image_config(pictures, model=str(vit), model_args={"num_hidden_layers": 2}))
+    model = task.make_model()
+    assert model.config.num_hidden_layers == 2
+    learn(task, model, passes=1)
+    rows, _ = measure(task, model)
+    out = tmp_path / "out"
+    assert task.save_model(model, model.state_dict(), out) == [out / "model.safetensors"]
+    stock = transformers.AutoModelForImageClassification.from_pretrained(out).eval()
+    assert stock.config.id2label == {0: "bright", 1: "dark"}
+    processor = transformers.AutoImageProcessor.from_pretrained(out)
+    assert list(processor.image_mean) == [0.5, 0.5, 0.5]
+
+    again = make_task(image_config(pictures, model=str(out), pretrained=True))
+    same, _ = measure(again, again.make_model())
+    assert torch.equal(same["loss"], rows["loss"])
+    with pytest.raises(RunError, match="takes images of 16 pixels; give that image_size"):
+        make_task(image_config(pictures, model=str(out), pretrained=True, image_size=32))
+
+
+def test_label_smoothing_is_for_training_only(pictures: Path) -> None:
+    plain, smooth = (make_task(image_config(pictures, label_smoothing=value)) for value in (0.0, 0.3))
+    model = plain.make_model().eval()
+    batch = next(iter(loaders(plain)[1]))
+    with torch.no_grad():
+        logits = model(batch[0])
+        assert float(smooth.loss(model, batch)) == pytest.approx(
+            float(F.cross_entropy(logits, batch[1], label_smoothing=0.3))
+        )
+        assert torch.equal(smooth.measure(model, batch)["loss"], plain.measure(model, batch)["loss"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "resnet81"}, "model 'resnet81' is neither a folder here nor a name that timm knows; did you mean"),
+        ({"model": "xyzzy"}, "such as resnet18"),
+        ({"augment": "mirror"}, "augment 'mirror' is unknown; take flip, crop, or"),
+        ({"augment": "rand-q9"}, "augment 'rand-q9' is unknown"),
+        ({"input_columns": ("label",)}, "'label' holds no readable images"),
+        ({"metric": "f1"}, "metric 'f1' is not measured here; there is accuracy, loss, auc"),
+        ({"model": "lenet5_bn", "pretrained": True}, "timm has no pretrained weights for lenet5_bn"),
+        ({"model": "no/where"}, "transformers cannot make the config of no/where"),
+    ],
+)
+def test_bad_options_for_images(options: dict[str, Any], message: str, pictures: Path) -> None:
+    with pytest.raises(RunError, match=message) as raised:
+        make_task(image_config(pictures, **options))
+    assert "\n" not in str(raised.value)
+
+
+def test_arguments_that_a_model_does_not_take(pictures: Path, vit: Path) -> None:
+    task = make_task(image_config(pictures, model_args={"depht": 3}))
+    with pytest.raises(RunError, match=r"timm cannot make test_resnet with .*depht=3: .*unexpected keyword"):
+        task.make_model()
+    with pytest.raises(RunError, match="has no entry 'hiden_size'; did you mean 'hidden_size'"):
+        make_task(image_config(pictures, model=str(vit), model_args={"hiden_size": 3}))
+
+
+# -- texts
+
+
+def save_tokenizer(folder: Path, kind: str) -> None:
+    special = {"gpt": ["<end>"], "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]}[kind]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "\n"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[min(1, len(special) - 1)]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")  # type: ignore[assignment]
+    names = {"eos_token": "<end>"}
+    if kind == "bert":
+        names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
+    fast.save_pretrained(folder)
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path / "bert", "bert")
+    transformers.BertConfig(**SMALL, vocab_size=16, max_position_embeddings=32).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path / "gpt2", "gpt")
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 12}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    config.save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    rows = []
+    for index in range(48):
+        words = [str(word) for word in random.choice(WORDS[2:], random.integers(1, 9))]
+        kind = ("bad", "good")[index % 2]
+        rows.append({"text": " ".join([*words, kind]), "other": "it is", "opinion": kind, "label": kind})
+    Dataset.from_list(rows).to_json(tmp_path / "reviews.jsonl")
+    return tmp_path / "reviews.jsonl"
+
+
+def text_config(model: Path, data: Path, **options: Any) -> TrainConfig:
+    options = {"input_columns": ("text",), "max_length": 16, "batch_size": 8, **options}
+    return TrainConfig(task="text", model=str(model), dataset=str(data), **options)
+
+
+@pytest.mark.parametrize("inputs", [("text",), ("text", "other")])
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_texts_from_training_to_a_stock_model(
+    kind: str, inputs: tuple[str, ...], reviews: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    task = make_task(text_config(request.getfixturevalue(kind), reviews, input_columns=inputs))
+    model = task.make_model()
+    batches = list(loaders(task)[1])
+    assert all(batch["attention_mask"].sum(dim=1).max() == batch["input_ids"].shape[1] for batch in batches)
+    losses = learn(task, model, passes=5)
+    assert losses[-1] < losses[0]
+    rows, metrics = measure(task, model)
+    assert metrics["auc"] == roc_auc_score(rows["label"], rows["score"])
+    (path,) = task.save_model(model, model.state_dict(), tmp_path / "out")
+    assert set(load_file(path)) <= set(model.state_dict())
+
+    stock = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert stock.config.label2id == {"bad": 0, "good": 1}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    part = task.data.test  # type: ignore[attr-defined]
+    tokens = tokenizer(*(part[name][:] for name in inputs), padding=True, truncation=True, max_length=16)
+    with torch.no_grad():
+        logits = stock(**{name: torch.tensor(value) for name, value in tokens.items()}).logits
+    torch.testing.assert_close(logits[:, 1] - logits[:, 0], rows["score"], rtol=1e-4, atol=1e-5)
+
+
+def test_texts_are_cut_and_padded(bert: Path, reviews: Path) -> None:
+    task = make_task(text_config(bert, reviews, max_length=5))
+    batch = next(iter(loaders(task)[1]))
+    assert batch["input_ids"].shape == (8, 5)
+    assert set(batch) == {"input_ids", "token_type_ids", "attention_mask", "labels"}
+    assert torch.equal(batch["attention_mask"] == 0, batch["input_ids"] == 0)
+
+
+def test_a_stream_of_texts(bert: Path, reviews: Path) -> None:
+    options = {"streaming": True, "steps_per_epoch": 6, "test_split": str(reviews)}
+    streamed, plain = make_task(text_config(bert, reviews, **options)), make_task(text_config(bert, reviews))
+    assert isinstance(streamed.train, Stream)
+    batches = list(loaders(streamed)[0])
+    assert torch.cat([batch["labels"] for batch in batches]).bincount().tolist() == [24, 24]
+    assert set(batches[0]) == set(next(iter(loaders(plain)[0])))
+    model = streamed.make_model()
+    assert learn(streamed, model)[-1] > 0
+
+
+def test_pretrained_weights_and_a_head_of_another_size(bert: Path, reviews: Path, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(bert, num_labels=5)
+    source = transformers.BertForSequenceClassification(config)
+    source.save_pretrained(bert)
+    model = make_task(text_config(bert, reviews, pretrained=True)).make_model()
+    state, before = model.state_dict(), source.state_dict()
+    assert state["classifier.weight"].shape == (2, 16)
+    same = [name for name in before if not name.startswith("classifier")]
+    assert all(torch.equal(state[name], before[name]) for name in same)
+    fresh = make_task(text_config(bert, reviews)).make_model().state_dict()
+    name = "bert.embeddings.word_embeddings.weight"
+    assert not torch.equal(fresh[name], before[name])
+
+
+def test_weights_are_fp32_however_they_were_stored(bert: Path, reviews: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(bert)
+    transformers.BertForSequenceClassification(config).bfloat16().save_pretrained(bert)
+    assert transformers.AutoConfig.from_pretrained(bert).dtype == torch.bfloat16
+    for pretrained in (False, True):
+        model = make_task(text_config(bert, reviews, pretrained=pretrained)).make_model()
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None:
+    arguments = {**SMALL, "vocab_size": 16}
+    model = make_task(text_config(Path("bert"), reviews, tokenizer=str(bert), model_args=arguments)).make_model()
+    assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_columns": ()}, r"more than one column with texts \(text, other, opinion\)"),
+        ({"input_columns": ("txt",)}, "no column 'txt' among text, other, opinion, label; did you mean 'text'"),
+        ({"max_length": 64}, "max_length 64 is more than the 32 tokens that"),
+        ({"model_args": {"vocab_size": 8}}, r"tokenizer has 15 tokens, but the model knows 8; .*vocab_size: 15"),
+        ({"model_args": {"hiden_size": 8}}, "has no entry 'hiden_size'; did you mean 'hidden_size'"),
+        ({"tokenizer": "no/where"}, "there is no tokenizer no/where; give another"),
+        ({"pretrained": True}, None),
+    ],
+)
+def test_bad_options_for_texts(options: dict[str, Any], message: str | None, bert: Path, reviews: Path) -> None:
+    with pytest.raises(RunError, match=message or "transformers cannot make .*bert") as raised:
+        make_task(text_config(bert, reviews, **options)).make_model()
+    assert "\n" not in str(raised.value)
+
+
+# -- language models
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    lines = ["it is a good film", "the book is not bad", "", "very very good"] * 10
+    (tmp_path / "book.txt").write_text("".join(f"{line} \n" for line in lines))
+    return tmp_path / "book.txt"
+
+
+def lm_config(model: Path, data: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(task="lm", model=str(model), dataset=str(data), **{"max_length": 8, "batch_size": 4, **options})
+
+
+def test_texts_are_packed_with_no_token_lost(gpt2: Path, tmp_path: Path) -> None:
+    texts = ["it is a good film", "", "the book is not bad", "very good"]
+    Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "texts")
+    task = make_task(lm_config(gpt2, tmp_path / "texts", test_fraction=0.25))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2)
+    tokens = [token for text in texts[:3] if text for token in [*tokenizer(text)["input_ids"], 0]]
+    assert [block for row in task.train for block in row["input_ids"]] == tokens
+    assert [len(row["input_ids"]) for row in task.train] == [8, 4]
+    batch = task.collate([task.train[0], task.train[1]])  # type: ignore[index, misc]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [8, 4]
+
+
+def test_lines_go_on_in_the_next_line(gpt2: Path, book: Path) -> None:
+    tokens = [token for row in make_task(lm_config(gpt2, book)).train for token in row["input_ids"]]
+    assert 0 not in tokens  # the end of a text
+    assert tokens[:6] == [7, 8, 9, 1, 3, 11]
+
+
+def test_language_from_training_to_a_stock_model(gpt2: Path, book: Path, tmp_path: Path) -> None:
+    task = make_task(lm_config(gpt2, book, max_length=7))
+    assert (task.metric, task.metrics) == ("loss", ("loss", "perplexity"))
+    model = task.make_model()
+    losses = learn(task, model)
+    assert losses[-1] < losses[0]
+    rows, metrics = measure(task, model)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}  # tied weights, as if gathered
+    files = task.save_model(model, state, tmp_path / "out")
+    assert files == [tmp_path / "out" / "model.safetensors"]
+    assert files[0].stat().st_mode & 0o044
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == []
+
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    total = count = 0.0
+    for row in task.test:
+        block = torch.tensor([row["input_ids"]])
+        with torch.no_grad():
+            loss = stock(input_ids=block, labels=block).loss
+        total, count = total + float(loss) * (block.shape[1] - 1), count + block.shape[1] - 1
+    assert metrics["tokens"] == count == int(rows["tokens"].sum())
+    assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-5)
+    assert len(set(rows["tokens"].tolist())) > 1  # the last block is shorter
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").eos_token_id == 0
+
+
+def test_the_loss_is_the_mean_over_tokens(gpt2: Path, book: Path) -> None:
+    task = make_task(lm_config(gpt2, book, max_length=7))
+    model = task.make_model().eval()
+    short = {"input_ids": [1, 2, 3]}
+    batch = task.collate([task.train[0], short])  # type: ignore[index, misc]
+    with torch.no_grad():
+        rows = task.measure(model, batch)
+        mean = rows["loss"].sum() / rows["tokens"].sum()
+        assert rows["tokens"].tolist() == [6, 2]
+        assert float(task.loss(model, batch)) == pytest.approx(float(mean), rel=1e-5)
+
+
+def test_a_stream_of_language(gpt2: Path, book: Path) -> None:
+    options = {"streaming": True, "steps_per_epoch": 4, "test_split": str(book)}
+    task = make_task(lm_config(gpt2, book, **options))
+    assert isinstance(task.train, Stream)
+    batches = list(loaders(task, 4)[0])
+    assert len(batches) == 4
+    assert batches[0]["input_ids"].shape == (4, 8)
+
+
+def test_sharded_files_are_all_named(gpt2: Path, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(lm_config(gpt2, book))
+    model = task.make_model()
+    save = model.save_pretrained
+    monkeypatch.setattr(model, "save_pretrained", lambda *args, **more: save(*args, max_shard_size="4KB", **more))
+    files = task.save_model(model, model.state_dict(), tmp_path / "out")
+    assert len(files) > 1
+    assert all(path.is_file() for path in files)
+    names = [name for path in files for name in load_file(path)]
+    assert set(model.state_dict()) - set(names) <= {"lm_head.weight"}
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(tensor, stock.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+# -- tables
+
+
+def table_config(data: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(task="tabular", dataset=str(data), **{"model": "mlp_tanh", **options})
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    age, town = random.integers(20, 60, 80), random.choice(["York", "Bath", "Ely"], 80)
+    rows = {
+        "age": age.tolist(),
+        "town": town.tolist(),
+        "x": random.normal(5, 2, (80, 3)).tolist(),
+        "class": ["old" if value > 40 else "young" for value in age],
+    }
+    features = Features(
+        {
+            "age": Value("int64"),
+            "town": Value("string"),
+            "x": datasets.List(Value("float32"), 3),
+            "class": Value("string"),
+        }
+    )
+    Dataset.from_dict(rows, features).to_parquet(tmp_path / "people.parquet")
+    return tmp_path / "people.parquet"
+
+
+def test_tables_from_training_to_a_stock_model(people: Path, tmp_path: Path) -> None:
+    task = make_task(table_config(people))
+    inputs, _ = task.train.tensors  # type: ignore[attr-defined]
+    assert inputs.shape == (64, 1 + 3 + 3)
+    numbers, words = inputs[:, [0, 4, 5, 6]], inputs[:, 1:4]
+    torch.testing.assert_close(numbers.mean(dim=0), torch.zeros(4), rtol=0, atol=1e-5)
+    torch.testing.assert_close(numbers.std(dim=0, correction=0), torch.ones(4))
+    assert torch.equal(words.sum(dim=1), torch.ones(64))
+    model = task.make_model()
+    learn(task, model, passes=10)
+    _, metrics = measure(task, model)
+    assert metrics["auc"] > 0.9
+    (path,) = task.save_model(model, model.state_dict(), tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert (about["classes"], about["input"][1]["words"]) == (["old", "young"], ["Bath", "Ely", "York"])
+    stock = timm.create_model(about["architecture"], **about["arguments"]).eval()
+    stock.load_state_dict(load_file(path))
+
+    row, scales = task.data.test[3], about["input"]  # type: ignore[attr-defined]
+    by_hand = [(row["age"] - scales[0]["mean"][0]) / scales[0]["std"][0]]
+    by_hand += [float(word == row["town"]) for word in scales[1]["words"]]
+    by_hand += [(x - mean) / std for x, mean, std in zip(row["x"], scales[2]["mean"], scales[2]["std"], strict=True)]
+    torch.testing.assert_close(torch.tensor(by_hand), task.test.tensors[0][3])  # type: ignore[attr-defined]
+    with torch.no_grad():
+        expected = model.eval()(task.test.tensors[0])  # type: ignore[attr-defined]
+        assert torch.equal(stock(task.test.tensors[0]), expected)  # type: ignore[attr-defined]
+
+
+def test_a_word_that_training_never_saw_is_none_of_them(tmp_path: Path) -> None:
+    train = Dataset.from_dict({"w": ["a", "b", None, "a"], "y": [0, 1, 0, 1]})
+    test = Dataset.from_dict({"w": ["c", None], "y": [0, 1]})
+    DatasetDict(train=train, test=test).save_to_disk(tmp_path / "data")
+    task = make_task(table_config(tmp_path / "data"))
+    assert task.test.tensors[0].tolist() == [[0, 0, 0], [0, 0, 1]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"x": [1.0, None, 3.0, 4.0]}, {}, "the column 'x' has no number in 1 rows"),
+        ({"x": [[1], [2], [3, 4], [5]]}, {}, "the lists in column 'x' are not all of the same length"),
+        ({"x": [1, 2, 3, 4]}, {"model": "resnet18"}, "takes the models mlp_bn and mlp_tanh, not resnet18"),
+        ({"x": [1, 2, 3, 4]}, {"streaming": True, "steps_per_epoch": 1}, "the tabular task cannot stream"),
+        ({"x": [1, 2, 3, 4]}, {"metric": "f1"}, "metric 'f1' is not measured here"),
+    ],
+)
+def test_tables_that_cannot_be_used(columns: dict, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    part = Dataset.from_dict({**columns, "y": [0, 1, 0, 1]})
+    DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match=message):
+        make_task(table_config(tmp_path / "data", **options))
+
+
+def test_a_column_of_too_many_words(tmp_path: Path) -> None:
+    part = Dataset.from_dict({"name": [f"n{i}" for i in range(1001)], "y": [i % 2 for i in range(1001)]})
+    DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match="the column 'name' has 1001 different words"):
+        make_task(table_config(tmp_path / "data"))
+
+
+def test_one_class_in_the_test_split(tmp_path: Path) -> None:
+    parts = {"train": {"x": [1, 2], "y": [0, 1]}, "test": {"x": [1, 2], "y": [1, 1]}}
+    DatasetDict({name: Dataset.from_dict(part) for name, part in parts.items()}).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match="the test split has examples of one class only"):
+        make_task(table_config(tmp_path / "data"))
+
+
+def test_three_classes_have_no_auc(tmp_path: Path) -> None:
+    features = Features({"x": Value("float32"), "y": ClassLabel(names=["a", "b", "c"])})
+    part = Dataset.from_dict({"x": [0.1, 0.2, 0.3], "y": [0, 1, 2]}, features)
+    DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
+    task = make_task(table_config(tmp_path / "data"))
+    assert task.metrics == ("accuracy", "loss")
+    rows, metrics = measure(task, task.make_model())
+    assert set(rows) == {"loss", "hit"}
+    assert set(metrics) == {"loss", "accuracy", "correct", "examples"}
+
+
+# -- the ready examples
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_ready_configs_are_valid(path: Path) -> None:
+    config = parse_config(["--config", str(path)])
+    expected = {"cifar10": "image", "digits": "image", "text": "text", "lm": "lm", "tabular": "tabular"}
+    assert config.task == expected[path.stem]
