@@ -46,18 +46,18 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
     """Train, save and report, in a new run folder or in the one to be resumed."""
     with accelerator.main_process_first():  # the others find what it has tokenised in the cache of datasets
         task = make_task(config)  # data that cannot be used is found before anything is written
-    folder = RunFolder.open(config, accelerator)
-    if folder.is_finished:
-        accelerator.print(f"{folder.path} is finished; its figures are in result.json", flush=True)
-        return
-    folder.add_environment(environment())
-    loop = Loop(config, task, folder, accelerator)
-    try:
-        loop.run()
-    except (Interrupted, RunError) as error:
-        loop.tracking.finish({}, exit_code=getattr(error, "exit_code", 1))
-        raise
-    finish(loop, folder)
+    with RunFolder.open(config, accelerator) as folder:
+        if folder.is_finished:
+            accelerator.print(f"{folder.path} is finished; its figures are in result.json", flush=True)
+            return
+        folder.add_environment(environment())
+        loop = Loop(config, task, folder, accelerator)
+        try:
+            loop.run()
+        except (Interrupted, RunError) as error:
+            loop.tracking.finish({}, exit_code=getattr(error, "exit_code", 1))
+            raise
+        finish(loop, folder)
 
 
 def finish(loop: Loop, folder: RunFolder) -> None:

@@ -35,7 +35,7 @@ class RunFolder:
     def __init__(self, path: Path, accelerator: Accelerator, lock: IO | None) -> None:
         self.path = path
         self.accelerator = accelerator
-        self.lock = lock  # held until the process ends, however it ends
+        self.lock = lock  # held to the end of the block, or of the process, however that ends
 
     @classmethod
     def open(cls, config: TrainConfig, accelerator: Accelerator) -> "RunFolder":
@@ -55,6 +55,13 @@ class RunFolder:
         if answer[1]:
             raise RunError(answer[1])
         return cls(Path(answer[0] or ""), accelerator, lock)
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.lock:
+            self.lock.close()
 
     @property
     def is_finished(self) -> bool:
