@@ -1,5 +1,6 @@
 """Data loaders whose order depends on the seed and the epoch alone, whatever the number of processes."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,12 +56,21 @@ def steps_per_epoch(config: TrainConfig, task: Task) -> int:
     return min(available, config.steps_per_epoch or available)
 
 
+def ignore_signals(worker: int) -> None:
+    """Launchers signal whole groups of processes, and those that load data must live until the run has been saved."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def make_loaders(task: Task, config: TrainConfig, processes: int) -> tuple[DataLoader, DataLoader, EpochSampler | None]:
     """For training and for testing, and the sampler of the first unless it is a stream."""
     share = examples_per_process(config, processes)
-    common: dict[str, Any] = dict(
-        collate_fn=task.collate, num_workers=config.workers, pin_memory=torch.cuda.is_available()
-    )
+    common: dict[str, Any] = {
+        "collate_fn": task.collate,
+        "num_workers": config.workers,
+        "worker_init_fn": ignore_signals,
+        "pin_memory": torch.cuda.is_available(),
+    }
     test = DataLoader(task.test, max(share, 64), **common)
     if isinstance(task.train, IterableDataset):
         return DataLoader(task.train, share, drop_last=True, **common), test, None
