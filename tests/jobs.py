@@ -9,9 +9,8 @@ from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState
 
-import binmask_dist
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.main import train
+from binmask_dist.training.main import accelerator_for, train
 
 ROOT = Path(__file__).parent.parent
 # an epoch of a second: 22 steps, masks that move from the second epoch on
@@ -23,8 +22,7 @@ def train_here(run_root: Path, name: str, **options: Any) -> Path:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     config = TrainConfig(run_root=str(run_root), name=name, **{**SHORT, **options})
-    accelerator = binmask_dist.make_accelerator("single", gradient_accumulation_steps=config.accumulation)
-    train(config, accelerator)
+    train(config, accelerator_for(config))
     return run_root / name
 
 

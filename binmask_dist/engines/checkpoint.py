@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist.files import write_atomically
 from binmask_dist.method import readout
-from binmask_dist.method.layout import Fragment, Placement, local_part, placements
+from binmask_dist.method.layout import Fragment, Placement, local_part, placements, reshard
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.state import make_state
 
@@ -276,6 +276,8 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where:
 
 @torch.no_grad()
 def _load_model(stored: _Stored, binmask: BinMask, where: dict[str, Placement]) -> None:
+    assert binmask.model is not None  # `_check_fits` has looked into it
+    reshard(binmask.model)
     for name, place in where.items():
         full = stored[f"param:{name}"]
         if place.holder is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
@@ -145,6 +146,13 @@ def placements(param_groups: Sequence[dict], model: Any) -> dict[str, Placement]
         for name, param in zip(names, group["params"], strict=True):
             found[name] = Sharded(name, param) if isinstance(param, DTensor) else Placement(name, param)
     return found
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop what FSDP2 keeps gathered after a forward pass alone: it would hide what is written to the shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def runs_under_zero(model: nn.Module | None) -> bool:

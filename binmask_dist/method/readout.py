@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist.method import kernels
-from binmask_dist.method.layout import Placement, local_part, placements, sum_over_ranks
+from binmask_dist.method.layout import Placement, local_part, placements, reshard, sum_over_ranks
 
 if TYPE_CHECKING:
     from binmask_dist.method.optimizer import BinMask
@@ -111,6 +111,7 @@ def _local_latent(binmask: "BinMask", place: Placement) -> Tensor | None:
 @torch.no_grad()
 def apply_masks_(binmask: "BinMask", model: nn.Module) -> None:
     """Mask another copy of the model, whatever wraps it."""
+    reshard(model)
     params = {_bare_name(name): param for name, param in model.named_parameters()}
     gathered = masks(binmask)
     missing = sorted(set(gathered) - set(params))

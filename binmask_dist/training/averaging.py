@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist import BinMask
 from binmask_dist.files import replacing
+from binmask_dist.method.layout import reshard
 from binmask_dist.training.tasks.base import RunError
 
 FILE = "average.safetensors"
@@ -41,6 +42,7 @@ class Average:
             yield
         finally:
             self._set(kept)
+            reshard(model)
 
     @torch.no_grad()
     def _set(self, values: dict[str, Tensor]) -> None:

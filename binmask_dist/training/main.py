@@ -22,12 +22,7 @@ from binmask_dist.training.tasks.base import RunError
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
-    accelerator = make_accelerator(
-        mixed_precision={"": None, "fp32": "no"}.get(config.mixed_precision, config.mixed_precision),
-        gradient_accumulation_steps=config.accumulation,
-        dynamo_backend="inductor" if config.compile else None,
-        dataloader_config=DataLoaderConfiguration(non_blocking=True, dispatch_batches=False),
-    )
+    accelerator = accelerator_for(config)
     if accelerator.num_processes == 1:
         end_with_the_launcher()
     try:
@@ -40,6 +35,15 @@ def main(config: TrainConfig) -> None:
         accelerator.print("interrupted and saved; the same command with --resume goes on", flush=True)
         raise SystemExit(interruption.exit_code) from None
     accelerator.end_training()
+
+
+def accelerator_for(config: TrainConfig) -> Accelerator:
+    return make_accelerator(
+        mixed_precision={"": None, "fp32": "no"}.get(config.mixed_precision, config.mixed_precision),
+        gradient_accumulation_steps=config.accumulation,
+        dynamo_backend="inductor" if config.compile else None,
+        dataloader_config=DataLoaderConfiguration(non_blocking=True, dispatch_batches=False),
+    )
 
 
 def train(config: TrainConfig, accelerator: Accelerator) -> None:
