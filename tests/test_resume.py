@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from jobs import SHORT, options, records, result, run, start, train_here
 from safetensors.torch import load_file
 
+import binmask_dist
+from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.main import accelerator_for
 from binmask_dist.training.tasks.base import RunError
 
 # dropout, augmentation, accumulation, an average and steering: whatever has a state or draws random numbers
@@ -185,6 +190,26 @@ def test_old_checkpoints_go_and_a_full_disk_destroys_none(tmp_path: Path, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(RunError, match=r"3 checkpoints need .* GiB and .* has 0.0 left"):
         train_here(tmp_path, "full")
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(tmp_path: Path) -> None:
+    """By the kernel's own refusal: no file of this process may grow beyond twenty kilobytes."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model = torch.nn.Linear(128, 128)
+    binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-6, epochs=1)
+    kept = Checkpoints(tmp_path, 2, binmask, None, accelerator_for(TrainConfig()))
+    assert kept.save(1, {"step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.warns(
+            UserWarning, match=r"could not be written to .*; the run goes on, and the checkpoints before"
+        ):
+            assert not kept.save(2, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert kept.load_newest() == {"step": 1}
+    assert not (tmp_path / "step-00000002").exists()
 
 
 def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:
