@@ -24,10 +24,11 @@ train: $(STAMP) ## train the default job; make train ARGS="--lam 1e-5 --seed 3"
 	$(BIN)/accelerate launch $(LAUNCH) launch/train.py $(ARGS)
 
 test: $(STAMP) ## run all tests; make test ARGS="-k digits -x"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-bench: $(STAMP) ## print the table of step times
+bench: $(STAMP) ## print the tables of step times and of the training command
 	$(BIN)/python benchmarks/step.py $(ARGS)
+	$(BIN)/python benchmarks/training.py
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

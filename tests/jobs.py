@@ -28,7 +28,8 @@ def train_here(run_root: Path, name: str, **options: Any) -> Path:
 
 def options(**values: Any) -> list[str]:
     """As `wandb agent` passes them."""
-    return [f"--{key}={list(value) if isinstance(value, tuple) else value}" for key, value in values.items()]
+    as_json = {key: json.dumps(value) for key, value in values.items() if isinstance(value, tuple | dict)}
+    return [f"--{key}={value}" for key, value in {**values, **as_json}.items()]
 
 
 def command(*arguments: str, config: str = "") -> list[str]:

@@ -28,7 +28,7 @@ OPTIONS = dict(
     **SHORT,
     checkpoint_every=5,
     augment="crop",
-    model_args='{"drop_rate": 0.2}',
+    model_args={"drop_rate": 0.2},
     accumulation=2,
     ema_decay=0.9,
     target_sparsity=0.8,
@@ -38,14 +38,6 @@ OPTIONS = dict(
     lr=2e-3,
 )
 TIMINGS = {"seconds", "steps_per_second", "examples_per_second"}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    done = run(*options(run_root=root, name="whole", **OPTIONS))
-    assert done.returncode == 0, done.stderr
-    return root / "whole"
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:
@@ -74,47 +66,40 @@ def assert_same(ours: Path, theirs: Path) -> None:
         assert [without_timings(r) for r in records(ours, kind)] == [without_timings(r) for r in records(theirs, kind)]
 
 
-def test_kill_9_at_any_moment_and_resume_is_bit_for_bit(uninterrupted: Path) -> None:
-    root, name = uninterrupted.parent, "killed"
-    arguments = options(run_root=root, name=name, **OPTIONS)
-    folder = root / name
+def test_stopped_in_every_way_and_resumed_is_bit_for_bit(tmp_path: Path) -> None:
+    """kill -9 in the middle of an epoch and of writing a checkpoint, SIGTERM and SIGINT; against a run left alone."""
+    arguments = options(run_root=tmp_path, name="stopped", **OPTIONS)
+    folder = tmp_path / "stopped"
 
-    # in the middle of writing a checkpoint: there is a folder without its index
-    def writes() -> bool:
+    def is_writing() -> bool:  # there is a folder without its index
         return any(not (path / "checkpoint.json").exists() for path in folder.glob("checkpoints/step-*"))
 
-    moments = [lambda: len(checkpoints(folder)) >= 1, writes, lambda: len(records(folder)) >= 2]
-    for moment in moments:
+    stops = [
+        (signal.SIGKILL, lambda: len(checkpoints(folder)) >= 1),
+        (signal.SIGTERM, lambda: len(records(folder, "step")) >= 6),
+        (signal.SIGKILL, is_writing),
+        (signal.SIGINT, lambda: len(records(folder)) >= 2),
+    ]
+    for number, moment in stops:
         process = start(*arguments, "--resume", "auto")
         wait_for(moment, process)
-        time.sleep(0.03)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    done = run(*arguments, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert_same(folder, uninterrupted)
-    assert len(json.loads((folder / "environment.json").read_text())) == 4
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves(uninterrupted: Path, number: signal.Signals) -> None:
-    root, name = uninterrupted.parent, f"stopped-{number.name}"
-    arguments = options(run_root=root, name=name, **{**OPTIONS, "checkpoint_every": 0})
-    folder = root / name
-    process = start(*arguments)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and len(records(folder, "step")) >= 3, process)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
-    assert "interrupted and saved" in out
-    assert len(checkpoints(folder)) == 1  # in the middle of the first epoch
-    assert run(*arguments, "--resume").returncode == 0
-    assert_same(folder, uninterrupted)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        if number == signal.SIGKILL:
+            assert process.returncode == -number
+        else:
+            assert process.returncode == 128 + number, err
+            assert "interrupted and saved" in out
+    train_here(tmp_path, "stopped", resume="must", **OPTIONS)
+    train_here(tmp_path, "alone", **OPTIONS)
+    assert_same(folder, tmp_path / "alone")
+    assert len(json.loads((folder / "environment.json").read_text())) == 5
 
 
 def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:
-    """What was saved under ZeRO-2 on two processes goes on in one."""
-    arguments = options(run_root=tmp_path, name="moving", **SHORT)
+    """What was saved under ZeRO-2 on two processes goes on in one, with an average, too."""
+    values = {**SHORT, "ema_decay": 0.9, "clip": 1.0}
+    arguments = options(run_root=tmp_path, name="moving", **values)
     folder = tmp_path / "moving"
     process = start(*arguments, config="zero2")
     wait_for(lambda: (folder / "metrics.jsonl").exists() and records(folder, "epoch"), process)
@@ -122,8 +107,7 @@ def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=90)
     assert process.returncode != 0
     assert checkpoints(folder), err
-    done = run(*arguments, "--resume")
-    assert done.returncode == 0, done.stderr
+    train_here(tmp_path, "moving", resume="must", **values)
     assert [record["epoch"] for record in records(folder)] == [0, 1, 2]
     assert (result(folder)["engine"], result(folder)["processes"]) == ("single", 1)
     starts = json.loads((folder / "environment.json").read_text())

@@ -253,7 +253,7 @@ TIMM_OPTIONS: dict[str, dict[str, Any]] = {  # families whose smallest model is 
 
 def test_every_timm_family_is_listed():
     listed = TIMM_FAMILIES.keys() | TIMM_NOT_COVERED.keys()
-    assert listed == set(timm.models.list_modules())
+    assert listed == set(timm.models.list_modules()) - {"networks"}  # binmask_dist's own, once it is imported
     for family, name in TIMM_FAMILIES.items():
         assert timm.models.is_model_in_modules(name, [family]), name
 
