@@ -24,7 +24,7 @@ train: $(STAMP) ## train the default job; make train ARGS="--lam 1e-5 --seed 3"
 	$(BIN)/accelerate launch $(LAUNCH) launch/train.py $(ARGS)
 
 test: $(STAMP) ## run all tests; make test ARGS="-k digits -x"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(STAMP) ## print the tables of step times and of the training command
 	$(BIN)/python benchmarks/step.py $(ARGS)
