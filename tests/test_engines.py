@@ -1,14 +1,11 @@
 """Two real ranks under DDP, FSDP2 and ZeRO-1, 2, 3. Starting them costs ten seconds, so one start serves all tests."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ranks import work
+from ranks import run_two_ranks, work
 from ranks.work import CASES, ENGINES, MIDDLE, Case
 
 import binmask_dist
@@ -20,16 +17,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     _, binmask = work.single_process(Case("ddp"), stop=MIDDLE)
     binmask_dist.save_checkpoint(folder / "single", binmask, extra={"step": MIDDLE})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    script = Path(__file__).parent / "ranks" / "engines.py"
-    run = subprocess.run(
-        [*command, str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert run.returncode == 0, run.stderr[-6000:]
+    run_two_ranks("engines.py", folder)
     return folder
 
 

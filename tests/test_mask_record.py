@@ -1,15 +1,11 @@
 """What an epoch's record says of the masks: counted by hand here, and the same on two ranks of every engine."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ranks import work
+from ranks import run_two_ranks, work
 from ranks.work import ENGINES, MIDDLE, Case
 from torch import nn
 
@@ -76,16 +72,7 @@ def test_counting_in_parts_is_counting_at_once(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).parent / "ranks" / "latents.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    run = subprocess.run(
-        [*command, str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-6000:]
+    run_two_ranks("latents.py", folder)
     return json.loads((folder / "latents.json").read_text())
 
 

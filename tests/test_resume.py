@@ -94,6 +94,7 @@ def test_stopped_in_every_way_and_resumed_is_bit_for_bit(tmp_path: Path) -> None
     train_here(tmp_path, "alone", **OPTIONS)
     assert_same(folder, tmp_path / "alone")
     assert len(json.loads((folder / "environment.json").read_text())) == 5
+    assert len(list(folder.glob("checkpoints/*"))) == 2  # nothing is left of the one that was being written
 
 
 def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:

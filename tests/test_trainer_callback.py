@@ -1,9 +1,6 @@
 """BinMaskCallback in the real transformers Trainer: in this process, and on two ranks that are started once."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.state import AcceleratorState, GradientState
+from ranks import run_two_ranks
 from ranks.engines import differences, snapshot
 from ranks.trainer import (
     ENGINES,
@@ -287,16 +285,7 @@ def test_bad_arguments_are_found_at_once():
 def ranks(tmp_path_factory):
     """Where the two ranks have left their results."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    script = Path(__file__).parent / "ranks" / "trainer.py"
-    run = subprocess.run(
-        [*command, str(script), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr[-6000:]
+    run_two_ranks("trainer.py", folder)
     return folder
 
 

@@ -37,8 +37,9 @@ class Checkpoints:
         """Whether it could be written; if not, the run goes on with the ones before."""
         saved = self._write(self.folder / f"step-{step:08}", extra)
         if saved and self.accelerator.is_main_process:
-            for old in self._complete()[: -self.keep]:
-                remove(old)
+            kept = self._complete()[-self.keep :]
+            for other in set(self.folder.glob("step-*")).difference(kept):  # old ones, and what a kill has left
+                remove(other)
         return saved
 
     def save_best(self, extra: dict[str, Any]) -> None:
@@ -105,5 +106,5 @@ class Checkpoints:
 
 def remove(path: Path) -> None:
     """Its index first: what is left of it if this is interrupted is no checkpoint."""
-    (path / INDEX).unlink()
+    (path / INDEX).unlink(missing_ok=True)
     shutil.rmtree(path)
