@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,10 @@ from accelerate.state import AcceleratorState
 
 from binmask_dist.training import trackers, tracking
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.identity import configuration_name, trial_id
 from binmask_dist.training.metrics_file import jsonable, read_records
 from binmask_dist.training.tasks.base import RunError
-from binmask_dist.training.trackers import group_of, panels
+from binmask_dist.training.trackers import panels
 from binmask_dist.training.tracking import Follower, Tracking
 
 QUIET = TrainConfig(trackers=())
@@ -119,12 +121,22 @@ def test_names_group_the_charts() -> None:
 
 
 def test_seeds_of_a_configuration_are_one_group() -> None:
-    group = group_of(TrainConfig(lam=1e-6))
+    def name(**options: Any) -> str:
+        return configuration_name(asdict(TrainConfig(**options)))
+
+    group = name(lam=1e-6)
     assert group.startswith("digits-test_resnet-lam1e-06-")
-    assert group_of(TrainConfig(lam=1e-6, seed=3, name="again", wandb_mode="offline")) == group
-    assert group_of(TrainConfig(lam=1e-6, epochs=31)) != group
-    assert "-target0.9-" in group_of(TrainConfig(target_sparsity=0.9))
-    assert len(group_of(TrainConfig(model="x" * 300))) <= 128
+    assert name(lam=1e-6, seed=3, name="again", wandb_mode="offline") == group
+    assert name(lam=1e-6, epochs=31) != group
+    assert "-target0.9-" in name(target_sparsity=0.9)
+    assert len(name(model="x" * 300)) <= 128
+
+
+def test_a_trial_is_what_decides_its_result() -> None:
+    config = asdict(TrainConfig())
+    assert trial_id(json.loads(json.dumps(config))) == trial_id(config)
+    assert trial_id(asdict(TrainConfig(name="again", trackers=(), workers=2))) == trial_id(config)
+    assert trial_id(asdict(TrainConfig(seed=1))) != trial_id(config)
 
 
 # W&B
@@ -154,7 +166,7 @@ def test_offline_wandb_holds_what_metrics_jsonl_holds(
     run = messages["run"][0]
     assert run.display_name == "my-run"
     assert run.project == "binmask_dist"
-    assert run.run_group == group_of(config)
+    assert run.run_group == configuration_name(asdict(config))
     assert sorted(run.tags) == ["image", "mine", "single", "test_resnet"]
     assert run.run_id == json.loads((folder / "wandb.json").read_text())["id"]
     assert json.loads({item.key: item.value_json for item in run.config.update}["lam"]) == config.lam
@@ -200,7 +212,7 @@ def test_an_online_run_goes_on_with_the_same_id(
     sent += [record["step"] for record in records if record["step"] > 20]
     assert [row["step"] for row in rows] == sent
     assert rows[-1]["test/accuracy"] == records[-1]["test_accuracy"]
-    assert server.runs[0]["groupName"] == group_of(TrainConfig())
+    assert server.runs[0]["groupName"] == configuration_name(asdict(TrainConfig()))
     assert capsys.readouterr().err.count(f"W&B: {server.url}/somebody/binmask_dist/runs/{run_id}\n") == 2
 
 

@@ -1,6 +1,5 @@
 """W&B and TensorBoard, through Accelerate's trackers. They may raise and block: `Tracking` calls them from a thread."""
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ from tqdm import tqdm
 from binmask_dist.engines.accelerator import engine_from_environment
 from binmask_dist.files import write_atomically
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.identity import configuration_name
 from binmask_dist.training.tasks.base import RunError
 
 START_LIMIT = 30.0  # seconds for W&B's server to answer
@@ -107,7 +107,7 @@ class Wandb:
             "id": run_id,
             "resume": "allow" if self.mode == "online" else None,
             "name": self.folder.name,
-            "group": self.config.group or group_of(self.config),
+            "group": self.config.group or configuration_name(asdict(self.config)),
             "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B takes no longer ones
             "config": asdict(self.config),
             "mode": self.mode,
@@ -235,19 +235,6 @@ def _panel(kind: str, key: str) -> str:
     if key.endswith("_bytes"):
         return f"memory/{key}"
     return _GROUPS.get(key, f"train/{key}")
-
-
-# what may differ between runs that W&B shows as one group
-_NOT_IN_GROUP = {"name", "run_root", "seed", "resume", "checkpoint_every", "keep_checkpoints", "workers", "log_every"}
-_NOT_IN_GROUP |= {"trackers", "wandb_mode", "project", "group", "tags"}
-
-
-def group_of(config: TrainConfig) -> str:
-    """The configuration without its seed: some of it to read, and a hash of all of it."""
-    settings = {key: value for key, value in asdict(config).items() if key not in _NOT_IN_GROUP}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
-    aim = f"lam{config.lam:g}" if config.target_sparsity is None else f"target{config.target_sparsity:g}"
-    return f"{Path(config.dataset).name}-{Path(config.model).name}-{aim}"[:100] + f"-{digest}"
 
 
 def _logged_in() -> bool:

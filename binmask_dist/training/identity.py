@@ -1,0 +1,38 @@
+"""Which trial a run is: a hash of what decides its result. Trials that differ in the seed alone are one configuration.
+
+Takes configurations as config.json holds them, or as `dataclasses.asdict` makes them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# where a run is kept, how often it is saved, and who is told of it
+NO_PART_OF_A_TRIAL = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "workers", "log_every"}
+NO_PART_OF_A_TRIAL |= {"trackers", "wandb_mode", "project", "group", "tags"}
+
+
+def trial_id(config: Mapping[str, Any]) -> str:
+    return _digest(_settings(config), 12)
+
+
+def configuration_id(config: Mapping[str, Any]) -> str:
+    """The same for all seeds."""
+    return _digest({key: value for key, value in _settings(config).items() if key != "seed"}, 6)
+
+
+def configuration_name(config: Mapping[str, Any]) -> str:
+    """Some of the configuration to read, and the hash of all of it."""
+    aim = f"lam{config['lam']:g}" if config["target_sparsity"] is None else f"target{config['target_sparsity']:g}"
+    readable = f"{Path(config['dataset']).name}-{Path(config['model']).name}-{aim}"[:100]
+    return f"{readable}-{configuration_id(config)}"
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in NO_PART_OF_A_TRIAL}
+
+
+def _digest(settings: dict[str, Any], length: int) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:length]
