@@ -197,7 +197,7 @@ def bandwidth() -> dict:
     update_scalars = update.scalars(optimizer.param_groups[0], 1.0)
 
     def step():
-        kernels.learn_and_update_(update.function, tensors, scalars, update_scalars)
+        kernels.learn_and_update_(update.function, [tensors], scalars, update_scalars)
 
     def timed(call) -> float:
         start = time.perf_counter()

@@ -142,7 +142,7 @@ def test_an_update_that_is_compiled_too_differs_by_rounding_only(name, monkeypat
     monkeypatch.setattr(kernels, "learn_and_update_", lambda *a: ran.append(function(*a)) or ran[-1])
     make_optimizer, steps = COMPILED_UPDATES[name]
     binmask, model, reference = walk(make_optimizer, compile=True, steps=steps)
-    assert sum(ran) >= 3 * (steps - STEPS_PER_EPOCH - 1)
+    assert sum(flips is not None for step in ran for flips in step) >= 3 * (steps - STEPS_PER_EPOCH - 1)
     assert sum(reference.flips) > 2000
     theirs = reference.masks()
     assert all(torch.equal(mask, theirs[name]) for name, mask in binmask.masks().items())

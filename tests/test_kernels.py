@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
-from binmask_dist.method import algorithm, kernels
+from binmask_dist.method import algorithm, joining, kernels
 from binmask_dist.method.updates import _NESTEROV
 
 SHAPES = [
@@ -42,9 +43,9 @@ def tensors(shape, dtype=torch.float32, memory_format=torch.contiguous_format, s
 def step(compiled, *args, **kwargs):
     grad, weight, latent, exp_avg, exp_avg_sq = tensors(*args, **kwargs)
     param = torch.empty_like(weight)
-    flips = kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), SCALARS, compiled)
-    kernels.product_((param, weight, latent), compiled)
-    return grad, latent, exp_avg, exp_avg_sq, param, flips
+    flips = kernels.learn_([(grad, weight, latent, exp_avg, exp_avg_sq)], SCALARS, compiled)
+    kernels.product_([(param, weight, latent)], compiled)
+    return grad, latent, exp_avg, exp_avg_sq, param, flips[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -67,7 +68,7 @@ def test_one_graph_for_all_shapes_and_scalars():
         step(True, shape, seed=seed)
     for rate in (0.1, 1e-3, 1e-5):
         scalars = algorithm.Scalars(9, lam=rate, rate=rate, betas=(0.9, 0.999), eps=1e-8, alpha1=1.0)
-        kernels.learn_(tensors((11, 13)), scalars, True)
+        kernels.learn_([tensors((11, 13))], scalars, True)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs == 2  # learn_ and product_
 
@@ -81,7 +82,7 @@ def test_one_graph_for_each_known_update():
             grad, weight, latent, exp_avg, exp_avg_sq = tensors(shape)
             param, buffer = torch.empty_like(weight), torch.zeros_like(weight)
             arguments = (grad, weight, latent, exp_avg, exp_avg_sq, param, buffer)
-            assert kernels.learn_and_update_(NESTEROV, arguments, SCALARS, [lr, 0.0, 0.9, 1.0]) is not None
+            assert kernels.learn_and_update_(NESTEROV, [arguments], SCALARS, [lr, 0.0, 0.9, 1.0])[0] is not None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -94,7 +95,7 @@ def test_memory_order_does_not_matter(compiled):
         torch.testing.assert_close(ours, theirs)  # torch's fused Adam rounds the end of a run of memory differently
     grad, weight, latent, exp_avg, exp_avg_sq = tensors((8, 6, 5, 5), memory_format=torch.channels_last)
     grad = grad.contiguous()
-    kernels.learn_((grad, weight, latent, exp_avg, exp_avg_sq), SCALARS, compiled)
+    kernels.learn_([(grad, weight, latent, exp_avg, exp_avg_sq)], SCALARS, compiled)
     torch.testing.assert_close(latent, plain[1])  # a mixed order is always eager
     torch.testing.assert_close(grad, plain[0])
 
@@ -109,6 +110,42 @@ def test_large_tensors_are_cut_into_pieces_that_add_up(monkeypatch):
 
 def test_empty_tensors_do_nothing():
     assert step(False, (0, 7))[-1] is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_small_weights_taken_together_are_the_same_to_the_last_bit(compiled, monkeypatch):
+    shapes = [(7, 5), (1, 7), (0, 3), (1,), (33, 17), (4, 3, 3, 3), (200, 9), (64, 40)]
+    dtypes = [torch.float32] * 6 + [torch.bfloat16] * 2
+
+    def all_rows():
+        rows = [
+            tensors(shape, dtype, seed=seed) for seed, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+        ]
+        rows[5] = tensors(shapes[5], memory_format=torch.channels_last)
+        return rows
+
+    def run(rows):
+        flips = kernels.learn_(rows, SCALARS, compiled)
+        params = [torch.empty_like(row[1]) for row in rows]
+        kernels.product_([(param, row[1], row[2]) for param, row in zip(params, rows, strict=True)], compiled)
+        return flips, params
+
+    monkeypatch.setattr(joining, "TOGETHER", 700)  # so that there are several batches
+    rows = all_rows()
+    batches = list(joining.together([kernels._flat_views(row) for row in rows]))
+    assert sorted(chain(*batches)) == list(range(len(rows)))
+    assert sorted(map(len, batches)) == [1, 1, 1, 1, 4]
+    flips, params = run(rows)
+
+    monkeypatch.setattr(joining, "LARGEST", 0)
+    alone = all_rows()
+    flips_alone, params_alone = run(alone)
+    assert [None if count is None else int(count) for count in flips] == [
+        None if count is None else int(count) for count in flips_alone
+    ]
+    assert sum(int(count) for count in flips if count is not None) > 100
+    for ours, theirs in zip(chain(*rows, params), chain(*alone, params_alone), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 MEASURE_PEAK = """

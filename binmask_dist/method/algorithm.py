@@ -18,12 +18,14 @@ for torch.compile: scalars arrive as one tensor, because a Python float would be
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+
+from binmask_dist.method.scratch import scratch_like
 
 
 def warmup_epochs(warmup: float, epochs: int) -> int:
@@ -124,20 +126,31 @@ def _learn(
 
 
 def learn_eagerly_(
-    grad: Tensor, weight: Tensor, latent: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scalars: Scalars
+    grad: Tensor,
+    weight: Tensor,
+    latent: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    scalars: Scalars,
+    sizes: Sequence[int] = (),  # of the weights, if several lie end to end
 ) -> Tensor:
     """`learn_` with torch's fused Adam. Returns how many masks flipped."""
-    keep = _mask(latent)
+    keep = _mask(latent, "mask before")
     # in fp32, and in the latent's memory order, which the fused Adam takes for granted
-    grad_b = torch.mul(grad.float(), weight.float(), out=torch.empty_like(latent)).add_(keep, alpha=scalars.lam)
+    grad_b = torch.mul(grad.float(), weight.float(), out=scratch_like("grad_b", latent)).add_(keep, alpha=scalars.lam)
     beta1, beta2 = scalars.betas
+
+    # one by one: the fused Adam rounds the end of a run of memory differently
+    def weights(tensor: Tensor) -> list[Tensor]:
+        return list(tensor.split(sizes)) if sizes else [tensor]
+
     adam(
-        [latent],
-        [grad_b],
-        [exp_avg],
-        [exp_avg_sq],
+        weights(latent),
+        weights(grad_b),
+        weights(exp_avg),
+        weights(exp_avg_sq),
         [],
-        [torch.tensor(scalars.step - 1.0, device=latent.device)],
+        [torch.tensor(scalars.step - 1.0, device=latent.device) for _ in sizes or (latent,)],
         fused=latent.device.type in ("cpu", "cuda"),
         amsgrad=False,
         beta1=beta1,
@@ -151,7 +164,7 @@ def learn_eagerly_(
     grad.mul_(keep if scalars.clip == 1.0 else keep * scalars.clip)
     # count_nonzero takes three times as long; fp32 counts to 2^24
     exact = torch.float32 if latent.numel() <= 2**24 else torch.float64
-    return _mask(latent).sub_(keep).abs_().sum(dtype=exact).long()
+    return _mask(latent, "mask").sub_(keep).abs_().sum(dtype=exact).long()
 
 
 def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
@@ -174,9 +187,9 @@ def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
     torch.addcmul(weight.new_zeros(()), weight, _mask(latent).to(weight.dtype), out=param)
 
 
-def _mask(latent: Tensor) -> Tensor:
+def _mask(latent: Tensor, name: str = "mask") -> Tensor:
     """b as floating point numbers: eager torch is several times slower on a mixture with bools."""
-    return torch.ge(latent, 0, out=torch.empty_like(latent))
+    return torch.ge(latent, 0, out=scratch_like(name, latent))
 
 
 def masked_square_sum(grad: Tensor, latent: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The norm of what U is given: for gradient clipping, and to find gradients that are not finite."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from binmask_dist.method import kernels
+from binmask_dist.method.joining import Row, together
 from binmask_dist.method.layout import local_part, shard_groups
 
 
@@ -24,21 +26,32 @@ def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bo
 def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exact: bool) -> float:
     by_shards: dict[tuple[Any, ...], list[Tensor]] = {}
     for group in param_groups:
+        plain: dict[tuple[Any, ...], list[Tensor]] = {}
+        masked: dict[tuple[Any, ...], list[Row]] = {}
         for param in group["params"]:
             if param.grad is None or local_part(param.grad).numel() == 0:
                 continue
             grad = local_part(param.grad)
             latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
-            squares: Tensor | None
             if latent is None:
-                squares = _square_sum(grad, exact)
+                plain.setdefault(shard_groups(param), []).append(grad)
             elif exact:
-                squares = _square_sum(grad * (local_part(latent) >= 0), exact)
+                plain.setdefault(shard_groups(param), []).append(grad * (local_part(latent) >= 0))
             else:
-                squares = kernels.masked_square_sum((grad, local_part(latent)), group["compile"])
-            assert squares is not None
-            by_shards.setdefault(shard_groups(param), []).append(squares.double())
+                masked.setdefault(shard_groups(param), []).append((grad, local_part(latent)))
+        for shards, grads in plain.items():
+            by_shards.setdefault(shards, []).extend(_square_sum(grad, exact) for grad in _joined(grads))
+        for shards, rows in masked.items():
+            by_shards.setdefault(shards, []).extend(kernels.masked_square_sum(rows, group["compile"]))
     return _sum_over_shards(param_groups, by_shards) ** 0.5
+
+
+def _joined(grads: list[Tensor]) -> Iterator[Tensor]:
+    """The same elements, those of small gradients in one tensor."""
+    flat = [(grad.view(-1),) if not grad.is_sparse and grad.is_contiguous() else None for grad in grads]
+    for batch in together(flat):
+        small = [row[0] for row in (flat[index] for index in batch) if row is not None]
+        yield torch.cat(small) if len(batch) > 1 else grads[batch[0]]
 
 
 def _square_sum(grad: Tensor, exact: bool) -> Tensor:
@@ -62,7 +75,7 @@ def _sum_over_shards(param_groups: list[dict[str, Any]], by_shards: dict[tuple[A
     for groups in shardings:
         squares = by_shards.get(groups)
         part = (
-            torch.stack(squares).sum()
+            torch.stack([square.double() for square in squares]).sum()
             if squares
             else torch.zeros((), dtype=torch.float64, device=_device(param_groups))
         )

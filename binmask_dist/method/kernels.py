@@ -1,4 +1,4 @@
-"""Runs the functions of `algorithm.py` over tensors of any shape: compiled, or eagerly in cache-sized pieces."""
+"""Runs the functions of `algorithm.py` over weights of any shape: compiled, or eagerly in cache-sized pieces."""
 
 import functools
 import warnings
@@ -10,9 +10,12 @@ from torch import Tensor
 
 from binmask_dist.method import algorithm
 from binmask_dist.method.algorithm import Scalars
+from binmask_dist.method.joining import Joined, Row, together
 
 EAGER_PIECE = 2**18  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
+
+LATENT = 2  # its place in the rows of functions that change it
 
 # torch.compile guards sizes 0 and 1, which would be further graphs.
 SMALLEST_COMPILED = 2
@@ -21,44 +24,53 @@ SMALLEST_COMPILED = 2
 # over all memory, to store them. Realised intermediates keep both in one loop, where they stay in registers.
 ONE_LOOP: dict[str, Any] = {"realize_opcount_threshold": 3}
 
+# from the tensors of a row, their flat views, and the sizes of the rows if there are several
+Apply = Callable[..., Tensor | None]
+
 _compiler_failed = False
 _has_run: set[Callable] = set()
 
 
-def learn_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> Tensor | None:
-    """Update (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped."""
-    return _run(algorithm.learn_, algorithm.learn_eagerly_, tensors, compiled, scalars)
+def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> list[Tensor | None]:
+    """Update each (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped in each."""
+    apply = _either(algorithm.learn_, algorithm.learn_eagerly_, compiled, scalars, by_row=True)
+    return _for_each(apply, rows, changes=(0, 2, 3, 4), counts_flips=True)
 
 
 def learn_and_update_(
-    update: Callable, tensors: Sequence[Tensor], scalars: Scalars, update_scalars: list[float]
-) -> Tensor | None:
-    """Update (grad, weight, latent, exp_avg, exp_avg_sq, param, what U keeps...) in one pass, if that can be compiled.
+    update: Callable, rows: Sequence[Row], scalars: Scalars, update_scalars: list[float]
+) -> list[Tensor | None]:
+    """Update each (grad, weight, latent, exp_avg, exp_avg_sq, param, what U keeps...) in one pass, if compiled.
 
-    Returns how many masks flipped; None, and has changed nothing, if it cannot.
+    Returns how many masks flipped in each; None, and has changed nothing, where it cannot be compiled.
     """
-    flat = _flat_views(tensors)
-    if _compiler_failed or flat is None or tensors[0].numel() < SMALLEST_COMPILED:
-        return None
-    device = tensors[0].device
-    extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
-    _, flips = _run_compiled(_compiled_with(update), flat, extra)
-    return flips
+
+    def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
+        if not _can_compile(flat):
+            return None
+        assert flat is not None
+        device = flat[0].device
+        extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
+        return _run_compiled(_compiled_with(update), flat, extra)[1]
+
+    return _for_each(apply, rows, changes=range(1, len(rows[0])), counts_flips=True)
 
 
-def product_(tensors: Sequence[Tensor], compiled: bool) -> None:
-    """Set param from (param, weight, latent)."""
-    _run(algorithm.product_, algorithm.product_eagerly_, tensors, compiled)
+def product_(rows: Sequence[Row], compiled: bool) -> None:
+    """Set param in each (param, weight, latent)."""
+    _for_each(_either(algorithm.product_, algorithm.product_eagerly_, compiled), rows, changes=(0,))
 
 
-def mask_gradient_(tensors: Sequence[Tensor], scalars: Scalars, compiled: bool) -> None:
-    """Mask grad in (grad, latent)."""
-    _run(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, tensors, compiled, scalars)
+def mask_gradient_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> None:
+    """Mask grad in each (grad, latent)."""
+    apply = _either(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, compiled, scalars)
+    _for_each(apply, rows, changes=(0,))
 
 
-def masked_square_sum(tensors: Sequence[Tensor], compiled: bool) -> Tensor | None:
-    """Sum of squares of g_W from (grad, latent)."""
-    return _run(algorithm.masked_square_sum, algorithm.masked_square_sum, tensors, compiled)
+def masked_square_sum(rows: Sequence[Row], compiled: bool) -> list[Tensor]:
+    """Sums of squares of g_W over all (grad, latent), to be added up."""
+    apply = _either(algorithm.masked_square_sum, algorithm.masked_square_sum, compiled)
+    return [result for result in _for_each(apply, rows) if result is not None]
 
 
 def compilation_is_off() -> bool:
@@ -66,25 +78,65 @@ def compilation_is_off() -> bool:
     return bool(torch._dynamo.config.disable)
 
 
-def _run(
-    to_compile: Callable, eager: Callable, tensors: Sequence[Tensor], compiled: bool, scalars: Scalars | None = None
-) -> Tensor | None:
-    """Apply one of two forms of a function, piece by piece; results of the pieces are added up."""
-    compiled = compiled and not _compiler_failed and tensors[0].numel() >= SMALLEST_COMPILED
-    flat = _flat_views(tensors)
-    if compiled and flat is not None:
-        extra = () if scalars is None else (_scalar_tensor(scalars, tensors[0].device),)
-        ran, result = _run_compiled(_compiled(to_compile), flat, extra)
-        if ran:
-            return result
-    eager_extra = () if scalars is None else (scalars,)
-    if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
-        return _add_up(eager, [tuple(tensors)], eager_extra)
-    size = EAGER_PIECE if tensors[0].device.type == "cpu" else COMPILED_PIECE
-    return _add_up(eager, _pieces(flat, size), eager_extra)
+def _for_each(
+    apply: Apply,
+    rows: Sequence[Row],
+    changes: Sequence[int] = (),
+    counts_flips: bool = False,
+) -> list[Tensor | None]:
+    """Apply a function to all rows, small ones together. Returns its result for each row.
+
+    `changes` says which columns it writes. A result that counts flips is told apart by row; any other stays with the
+    first of the rows that were taken together.
+    """
+    flat = [_flat_views(row) for row in rows]
+    results: list[Tensor | None] = [None] * len(rows)
+    for batch in together(flat):
+        first = batch[0]
+        if len(batch) == 1:
+            results[first] = apply(rows[first], flat[first])
+            continue
+        joined = Joined([row for row in (flat[index] for index in batch) if row is not None])
+        was_on = joined.tensors[LATENT] >= 0 if counts_flips else None
+        results[first] = apply(joined.tensors, joined.tensors, joined.sizes)
+        if was_on is not None and results[first] is not None:
+            flipped = was_on ^ (joined.tensors[LATENT] >= 0)
+            for index, count in zip(batch, joined.count_by_row(flipped), strict=True):
+                results[index] = count
+        if changes:
+            joined.write_back(changes)
+    return results
 
 
-def _run_compiled(function: Callable, flat: Sequence[Tensor], extra: tuple) -> tuple[bool, Tensor | None]:
+def _either(
+    to_compile: Callable, eager: Callable, compiled: bool, scalars: Scalars | None = None, by_row: bool = False
+) -> Apply:
+    """One of two forms of a function, piece by piece; results of the pieces are added up.
+
+    `by_row`: the eager form must be told the sizes of rows that are taken together.
+    """
+
+    def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
+        if compiled and _can_compile(flat):
+            assert flat is not None
+            extra = () if scalars is None else (_scalar_tensor(scalars, flat[0].device),)
+            ran, result = _run_compiled(_compiled(to_compile), flat, extra)
+            if ran:
+                return result
+        eager_extra = (() if scalars is None else (scalars,)) + ((sizes,) if by_row and sizes else ())
+        if flat is None:  # the tensors do not share a memory order: element by element, in their own shape
+            return _add_up(eager, [tuple(tensors)], eager_extra)
+        size = EAGER_PIECE if flat[0].device.type == "cpu" else COMPILED_PIECE
+        return _add_up(eager, _pieces(flat, size), eager_extra)
+
+    return apply
+
+
+def _can_compile(flat: Row | None) -> bool:
+    return not _compiler_failed and flat is not None and flat[0].numel() >= SMALLEST_COMPILED
+
+
+def _run_compiled(function: Callable, flat: Row, extra: tuple) -> tuple[bool, Tensor | None]:
     """Whether it ran, and the result. Only a first call compiles: an error of a later one is not a compiler's."""
     global _compiler_failed
     first_call = function not in _has_run
@@ -109,7 +161,7 @@ def compiler_failed() -> bool:
     return _compiler_failed
 
 
-def _add_up(function: Callable, pieces: Iterable[Sequence[Tensor]], extra: tuple) -> Tensor | None:
+def _add_up(function: Callable, pieces: Iterable[Row], extra: tuple) -> Tensor | None:
     total = None
     for piece in pieces:
         result = function(*piece, *extra)
@@ -141,18 +193,18 @@ def _update_scalar_tensor(values: tuple[float, ...], device: torch.device) -> Te
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def _pieces(flat: Sequence[Tensor], size: int) -> Iterable[Sequence[Tensor]]:
+def _pieces(flat: Row, size: int) -> Iterable[Row]:
     """The 1-D tensors, cut in the same places; empty ones give none."""
-    if len(flat[0]) == 0:
+    if flat[0].numel() == 0:
         return []
-    if len(flat[0]) <= size:  # nearly always, and split takes as long as a small weight
+    if flat[0].numel() <= size:  # nearly always, and split takes as long as a small weight
         return [[tensor.data for tensor in flat]]
     columns = zip(*(tensor.split(size) for tensor in flat), strict=True)
     # .data: torch.compile guards the base of a view too, whose shapes differ
     return ([piece.data for piece in column] for column in columns)
 
 
-def _flat_views(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+def _flat_views(tensors: Row) -> list[Tensor] | None:
     """1-D views in the memory order of the first tensor (channels_last, say), or None if another one differs."""
     if all(tensor.is_contiguous() for tensor in tensors):
         return [tensor.view(-1) for tensor in tensors]

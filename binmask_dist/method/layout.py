@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+NOT_IN_MODEL = "not_in_model."  # begins the names of parameters that the optimizer has and the model has not
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -136,7 +138,7 @@ def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
 
 def placements(param_groups: Sequence[dict], model: Any) -> dict[str, Placement]:
     """Placement of every named parameter of the optimizer, in the order of its groups."""
-    zero = runs_under_zero(model)
+    zero = runs_under_zero(param_groups, model)
     found: dict[str, Placement] = {}
     for group in param_groups:
         names = group["param_names"]
@@ -155,10 +157,14 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def runs_under_zero(model: nn.Module | None) -> bool:
-    """Whether DeepSpeed ZeRO has taken over the model's parameters."""
-    params = model.parameters() if model is not None else ()
-    return any(hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer") for param in params)
+def runs_under_zero(param_groups: Sequence[dict], model: nn.Module | None) -> bool:
+    """Whether DeepSpeed ZeRO has taken over the optimizer's parameters: the first of the model's like all others."""
+    names = (name for group in param_groups for name in group["param_names"] if not name.startswith(NOT_IN_MODEL))
+    name = next(names, None)
+    if model is None or name is None:
+        return False
+    param = model.get_parameter(name)
+    return hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer")
 
 
 def _fragment(name: str, param: Any, group: dict) -> Fragment:

@@ -20,7 +20,7 @@ FSDP2 and ZeRO replace the parameters, and ZeRO calls `step()` once for every gr
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,17 +125,19 @@ class BinMask(Optimizer):
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be a whole number from 0, not {epoch!r}")
         for group in self.masked_groups:
-            waiting = algorithm.warmup_epochs(group["warmup"], group["epochs"])
             group["epoch"] = epoch
-            group["learning"] = epoch >= waiting
+            group["learning"] = epoch >= algorithm.warmup_epochs(group["warmup"], group["epochs"])
             if group["learning"]:
-                group["mask_lr"] = algorithm.mask_rate(
-                    epoch,
-                    epochs=group["epochs"],
-                    waiting=waiting,
-                    initial=group["mask_lr_initial"],
-                    final=group["mask_lr_final"],
-                )
+                group["mask_lr"] = self.mask_rate(epoch, group)
+
+    def mask_rate(self, epoch: int, group: dict[str, Any] | None = None) -> float:
+        """Learning rate of the masks in an epoch, zero in the warm-up: of one of the masked groups, or of the first."""
+        group = group or self.masked_groups[0]
+        waiting = algorithm.warmup_epochs(group["warmup"], group["epochs"])
+        if epoch < waiting:
+            return 0.0
+        initial, final = group["mask_lr_initial"], group["mask_lr_final"]
+        return algorithm.mask_rate(epoch, epochs=group["epochs"], waiting=waiting, initial=initial, final=final)
 
     def freeze(self) -> None:
         """Fix the masks, for fine-tuning: zeros stay zero under any optimizer."""
@@ -170,7 +172,7 @@ class BinMask(Optimizer):
 
     def _update(self, clip: float) -> None:
         steps = [step for group in self.masked_groups for step in self._masked_steps(group, clip)]
-        masked = {id(step.param) for step in steps}
+        masked = {id(param) for step in steps for param in step.params}
         # the others are scaled where they are masked
         scale([param.grad for param in self._params_with_grad() if id(param) not in masked], clip)
         try:
@@ -181,14 +183,15 @@ class BinMask(Optimizer):
             for step in steps:
                 step.after_inner()
         for step in steps:
-            if "latent" not in self.state[step.param]:
-                self.state[step.param].update(step.state)
+            for param, state in zip(step.params, step.states, strict=True):
+                if "latent" not in self.state[param]:
+                    self.state[param].update(state)
 
-    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterator[MaskedStep]:
+    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[MaskedStep]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
-        update = known_update(self.inner, group)
+        steps: dict[tuple[int, float], MaskedStep] = {}  # one in nearly every group
         for param in group["params"]:
             state = self.state.get(param, {})
             if param.grad is not None and param.grad.is_sparse:
@@ -197,16 +200,21 @@ class BinMask(Optimizer):
                 continue
             if "latent" not in state:
                 state = make_state(param, group, self.model)
-            scalars = algorithm.Scalars(
-                step=int(state["latent_step"].item()) + 1,
-                lam=group["lam"],
-                rate=group["mask_lr"],
-                betas=tuple(group["mask_betas"]),
-                eps=group["mask_eps"],
-                alpha1=group["alpha1"],
-                clip=clip,
-            )
-            yield MaskedStep(param, state, group, scalars, learns, update)
+            number, update_number = int(state["latent_step"]) + 1, float(state.get("step", 0)) + 1
+            if (number, update_number) not in steps:
+                scalars = algorithm.Scalars(
+                    step=number,
+                    lam=group["lam"],
+                    rate=group["mask_lr"],
+                    betas=tuple(group["mask_betas"]),
+                    eps=group["mask_eps"],
+                    alpha1=group["alpha1"],
+                    clip=clip,
+                )
+                update = known_update(self.inner, group)
+                steps[number, update_number] = MaskedStep(group, scalars, update_number, learns, update)
+            steps[number, update_number].add(param, state)
+        return steps.values()
 
     def _params_with_grad(self) -> Iterator[Tensor]:
         return (param for group in self.param_groups for param in group["params"] if param.grad is not None)
@@ -226,13 +234,14 @@ class BinMask(Optimizer):
         """What g_W is multiplied by, or None if a gradient is not finite and the step must change nothing."""
         groups = self.masked_groups
         limit = groups[0]["max_grad_norm"] if groups else None
-        if limit is not None and runs_under_zero(self.model):
+        under_zero = runs_under_zero(groups, self.model)
+        if limit is not None and under_zero:
             raise ValueError(
                 "max_grad_norm cannot be had under DeepSpeed ZeRO, which hands over one group at a time; "
                 "leave it out of patch and set gradient_clipping in the DeepSpeed config"
             )
-        zero_checks = runs_under_zero(self.model)  # before it hands over the first group
-        if limit is None and (zero_checks or not any(group["check_finite"] for group in groups)):
+        # ZeRO looks for what is not finite itself, before it hands over the first group
+        if limit is None and (under_zero or not any(group["check_finite"] for group in groups)):
             return 1.0
         norm = gradient_norm(self.param_groups, self.state, of_masked=limit is not None)
         for group in groups:

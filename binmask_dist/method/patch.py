@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from binmask_dist.method import kernels
+from binmask_dist.method.layout import NOT_IN_MODEL
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.targets import Plan, make_plan
 
@@ -97,7 +98,7 @@ def _split_groups(model: nn.Module, optimizer: Optimizer, plan: Plan, hyper_para
     groups = []
     for index, group in enumerate(optimizer.param_groups):
         named = [
-            (names.get(id(param), f"not_in_model.{index}.{place}"), param)
+            (names.get(id(param), f"{NOT_IN_MODEL}{index}.{place}"), param)
             for place, param in enumerate(group["params"])
         ]
         for is_masked, extra in ((False, {}), (True, hyper_parameters)):

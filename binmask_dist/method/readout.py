@@ -73,6 +73,32 @@ def latent_histogram(binmask: "BinMask", edges: Sequence[float]) -> list[int]:
     return total.tolist()
 
 
+def expected_sparsity(binmask: "BinMask", movement: float) -> float:
+    """Sparsity after Adam's steps have added up to `movement`, if each latent goes on as its moments say."""
+    where = placements(binmask.masked_groups, binmask.model)
+    zeros = {}
+    for name, place in where.items():
+        zeros[name] = torch.zeros((), dtype=torch.int64, device=place.device)
+        latent = _local_latent(binmask, place)
+        if latent is not None:
+            zeros[name] += torch.count_nonzero(latent < movement * _direction(binmask, place)).to(place.device)
+    total = sum_over_ranks(zeros, where)
+    return sum(map(int, total.values())) / sum(place.shape.numel() for place in where.values())
+
+
+def _direction(binmask: "BinMask", place: Placement) -> Tensor | float:
+    """Adam's last step of each latent downwards, over its learning rate: from -1 to 1 where gradients are steady."""
+    state = binmask.state.get(place.holder, {})
+    steps = float(state.get("latent_step", 0.0))
+    if not steps:
+        return 0.0
+    group = next(group for group in binmask.masked_groups if place.name in group["param_names"])
+    beta1, beta2 = group["mask_betas"]
+    mean = place.local(state["latent_exp_avg"]) / (1 - beta1**steps)
+    spread = (place.local(state["latent_exp_avg_sq"]) / (1 - beta2**steps)).sqrt_()
+    return mean / (spread + group["mask_eps"])
+
+
 def _count_between(values: Tensor, edges: Sequence[float]) -> Tensor:
     limits = torch.tensor(edges, dtype=torch.float32, device=values.device)
     limits[-1] = torch.nextafter(limits[-1], torch.full_like(limits[-1], torch.inf))

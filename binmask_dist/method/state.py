@@ -1,5 +1,6 @@
 """What the optimizer keeps for a masked weight, and one step of it around the user's own optimizer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) ->
         # -alpha1 and not -alpha0, which may be 0.0 and so be on
         local[local_part(param) == 0] = -group["alpha1"]
     starts_off = int(torch.count_nonzero(local < 0))
-    if runs_under_zero(model):
+    if runs_under_zero([group], model):
         padding = ~_real_elements(param, local, group, model)
         starts_off -= int(torch.count_nonzero(local[padding] < 0))
         local[padding] = -group["alpha1"]
@@ -53,83 +54,100 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
 
 
 class MaskedStep:
-    """One masked weight in one step. Between the two halves p holds W, and its gradient is g_W.
+    """One step of those masked weights of a group that were updated as often.
 
-    Where U is known, the first half can do everything; p has no gradient then, and the optimizer passes it by.
+    Between its two halves p holds W, and its gradient is g_W. Where U is known, the first half can do everything; p has
+    no gradient then, and the optimizer passes it by.
     """
 
     def __init__(
-        self,
-        param: Tensor,
-        state: dict[str, Any],  # the parameter's, or a new one that is not in the optimizer's yet
-        group: dict[str, Any],
-        scalars: Scalars,
-        learns: bool,
-        update: KnownUpdate | None,
+        self, group: dict[str, Any], scalars: Scalars, update_step: float, learns: bool, update: KnownUpdate | None
     ) -> None:
-        self.param = param
-        self.state = state
         self.group = group
         self.scalars = scalars
+        self.update_step = update_step  # which step of U this is, where it counts
         self.learns = learns
         self.update = update
-        self.grad = param.grad
-        self.exchanged = False
+        self.params: list[Tensor] = []
+        self.states: list[dict[str, Any]] = []
+        self.grads: list[Any] = []
+        self.exchanged: list[int] = []  # the weights of which p holds W
+
+    def add(self, param: Tensor, state: dict[str, Any]) -> None:
+        """`state` is the parameter's, or a new one that is not in the optimizer's yet."""
+        self.params.append(param)
+        self.states.append(state)
+        self.grads.append(param.grad)
 
     def before_inner(self) -> None:
-        weight, latent, *_ = tensors = self._local_state()
-        grad, compile = local_part(self.grad), self.group["compile"]
-        if all_on(self.group, self.state):  # W has been p so far
-            weight.copy_(local_part(self.param))
+        rows = [(local_part(grad), *_local_state(state)) for grad, state in zip(self.grads, self.states, strict=True)]
+        for param, state, (_, weight, *_) in zip(self.params, self.states, rows, strict=True):
+            if all_on(self.group, state):  # W has been p so far
+                weight.copy_(local_part(param))
+        flips = self._one_pass(rows)
+        left = [index for index, count in enumerate(flips) if count is None]
+        for index in set(range(len(rows))).difference(left):
+            self.params[index].grad = None
         if not self.learns:
-            kernels.mask_gradient_((grad, latent), self.scalars, compile)
-            self._exchange()
-        elif (flips := self._fused_step((grad, *tensors))) is not None:
-            self.param.grad = None
+            kernels.mask_gradient_([(row[0], row[2]) for row in rows], self.scalars, self.group["compile"])
+        elif left:
+            counts = kernels.learn_([rows[index] for index in left], self.scalars, self.group["compile"])
+            for index, count in zip(left, counts, strict=True):
+                flips[index] = count
+        self._exchange(left)
+        self.exchanged = left
+        if self.learns:
             self._count(flips)
-        else:
-            self._count(kernels.learn_((grad, *tensors), self.scalars, compile))
-            self._exchange()
-        self.state["latent_step"] += int(self.learns)
 
     def after_inner(self) -> None:
-        self.param.grad = self.grad
-        if self.exchanged:
-            self._exchange()
-            weight, latent, *_ = self._local_state()
-            kernels.product_((local_part(self.param.detach()), weight, latent), self.group["compile"])
+        for param, grad in zip(self.params, self.grads, strict=True):
+            param.grad = grad
+        exchanged, self.exchanged = self.exchanged, []
+        self._exchange(exchanged)
+        rows = []
+        for index in exchanged:
+            weight, latent, *_ = _local_state(self.states[index])
+            rows.append((local_part(self.params[index].detach()), weight, latent))
+        kernels.product_(rows, self.group["compile"])
 
-    def _fused_step(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+    def _one_pass(self, rows: list[tuple[Tensor, ...]]) -> list[Tensor | None]:
         """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own.
 
-        Returns how many masks flipped, or None if nothing was done.
+        Returns how many masks flipped in each weight; None for each of which nothing was done.
         """
-        if self.update is None or not self.group["compile"]:
-            return None
-        kept = [self.state.get(key) for key in self.update.keys]
-        if any(tensor is None for tensor in kept):
-            return None
-        step = float(self.state["step"]) + 1 if "step" in self.state else 1.0
-        scalars = self.update.scalars(self.group, step)
-        tensors = (*tensors, local_part(self.param.detach()), *(local_part(tensor) for tensor in kept))
-        flips = kernels.learn_and_update_(self.update.function, tensors, self.scalars, scalars)
-        if flips is not None and "step" in self.state:
-            self.state["step"] += 1
+        keys = self.update.keys if self.update else ()
+        ready = all(key in state for state in self.states for key in keys)
+        if self.update is None or not (self.learns and self.group["compile"] and ready):
+            return [None] * len(rows)
+        wider = [
+            (*row, local_part(param.detach()), *(local_part(state[key]) for key in keys))
+            for row, param, state in zip(rows, self.params, self.states, strict=True)
+        ]
+        scalars = self.update.scalars(self.group, self.update_step)
+        flips = kernels.learn_and_update_(self.update.function, wider, self.scalars, scalars)
+        for state, count in zip(self.states, flips, strict=True):
+            if count is not None and "step" in state:
+                state["step"] += 1
         return flips
 
-    def _count(self, flips: Tensor | None) -> None:
-        if flips is not None:  # an empty shard has none
-            local_part(self.state["flips"])[0] += flips
+    def _count(self, flips: list[Tensor | None]) -> None:
+        torch._foreach_add_([state["latent_step"] for state in self.states], 1)
+        # an empty shard has no count
+        counted = [(state, count) for state, count in zip(self.states, flips, strict=True) if count is not None]
+        if counted:
+            totals = [local_part(state["flips"])[0] for state, _ in counted]
+            torch._foreach_add_(totals, [count for _, count in counted])
 
-    def _local_state(self) -> list[Tensor]:
-        return [local_part(self.state[key]) for key in MASK_KEYS[:4]]
-
-    def _exchange(self) -> None:
+    def _exchange(self, indices: Sequence[int]) -> None:
         """Swap the memory of p and W, so that U updates W in place without a copy of either."""
-        param, weight = self.param, self.state["weight"]
-        if isinstance(param, DTensor):
-            # A DTensor has no setter for its data; FSDP2 keeps its own reference to the memory it gathers from.
-            param._local_tensor, weight._local_tensor = weight._local_tensor, param._local_tensor
-        else:
-            param.data, weight.data = weight.data, param.data
-        self.exchanged = not self.exchanged
+        for index in indices:
+            param, weight = self.params[index], self.states[index]["weight"]
+            if isinstance(param, DTensor):
+                # A DTensor has no setter for its data; FSDP2 keeps its own reference to the memory it gathers from.
+                param._local_tensor, weight._local_tensor = weight._local_tensor, param._local_tensor
+            else:
+                param.data, weight.data = weight.data, param.data
+
+
+def _local_state(state: dict[str, Any]) -> list[Tensor]:
+    return [local_part(state[key]) for key in MASK_KEYS[:4]]

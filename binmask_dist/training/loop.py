@@ -13,6 +13,7 @@ from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from binmask_dist import BinMask, patch
+from binmask_dist.method import readout
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
@@ -181,7 +182,14 @@ class Loop:
         interval = max(1, self.steps_per_epoch // 10)
         group = self.binmask.masked_groups[0]
         if self.steering and group["learning"] and not group["frozen"] and self.position.step_in_epoch % interval == 0:
-            self._set_lam(self.steering.correct(self.binmask.sparsity()))
+            self._set_lam(self.steering.correct(self.binmask.sparsity(), self._sparsity_ahead()))
+
+    def _sparsity_ahead(self) -> float:
+        """What the latents are heading for: as far as one starts from zero, or as the rest of the run can carry it."""
+        epoch, steps = self.position.epoch, self.steps_per_epoch
+        rates = [self.binmask.mask_rate(later) for later in range(epoch, self.config.epochs)]
+        left = sum(rates) * steps - rates[0] * self.position.step_in_epoch
+        return readout.expected_sparsity(self.binmask, min(self.config.alpha0, left))
 
     def _set_lam(self, lam: float) -> None:
         for group in self.binmask.masked_groups:

@@ -9,10 +9,11 @@ RAISE, LOWER = 1.15, 0.9  # factors of lam
 
 @dataclass
 class Steering:
-    """Raises lam slowly while the sparsity is on its way to less than the target; otherwise lets it coast with none.
+    """Raises lam slowly while the masks are on their way to less than the target; otherwise lets them coast with none.
 
     The penalty pushes masks off, often in waves, and nothing but the loss pushes them on again: the target is reached
-    from below. Coasting starts where the present speed would reach it within a few corrections.
+    from below. Two forecasts say where masks are going: the latents' own directions, which show slow masks long before
+    the sparsity does, and the speed of the sparsity, which shows a wave that is still growing.
     """
 
     target: float
@@ -23,11 +24,11 @@ class Steering:
     def begin(cls, target: float, lam: float) -> "Steering":
         return cls(target, lam * START)
 
-    def correct(self, sparsity: float) -> float:
-        """The lam to go on with."""
-        expected = sparsity + LOOK_AHEAD * max(0.0, sparsity - self.last)
+    def correct(self, sparsity: float, by_direction: float) -> float:
+        """The lam to go on with; `by_direction` is the sparsity that the latents are heading for."""
+        by_speed = sparsity + LOOK_AHEAD * max(0.0, sparsity - self.last)
         self.last = sparsity
-        if expected >= self.target:
+        if max(by_speed, by_direction) >= self.target:
             self.lam *= LOWER
             return 0.0
         self.lam *= RAISE
