@@ -102,6 +102,14 @@ def test_a_resumed_file_is_as_if_never_interrupted(tmp_path: Path, accelerator: 
     assert {item.name for item in path.parent.iterdir()} == {"metrics.jsonl"}
 
 
+def test_an_epoch_that_was_recorded_but_not_saved_is_recorded_once(tmp_path: Path, accelerator: Accelerator) -> None:
+    records = [record for record in tracked.make_records() if record["step"] <= 20]
+    log_all(Tracking(tmp_path, QUIET, accelerator, None), records)
+    tracking = Tracking(tmp_path, QUIET, accelerator, 20, open_epoch=1)  # saved by a signal at the last step of epoch 1
+    tracking.log(records[-1])
+    assert read_records(tmp_path / "metrics.jsonl") == records
+
+
 def test_a_run_from_the_start_drops_all_records(tmp_path: Path, accelerator: Accelerator) -> None:
     log_all(Tracking(tmp_path, QUIET, accelerator, None), tracked.make_records())
     Tracking(tmp_path, QUIET, accelerator, None)

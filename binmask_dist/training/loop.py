@@ -84,7 +84,8 @@ class Loop:
         if resumed is not None:
             self.position = Position(**resumed)
             self.steering = Steering(**self.position.steering) if self.position.steering else None
-        self.tracking = Tracking(folder.path, config, accelerator, None if resumed is None else self.position.step)
+        resume_step = None if resumed is None else self.position.step
+        self.tracking = Tracking(folder.path, config, accelerator, resume_step, self.position.epoch)
         self.progress = Progress(self.epochs, self.steps_per_epoch, accelerator, self.position.step)
         self.interruption = Interruption()
         self.signal = 0

@@ -12,10 +12,15 @@ FILE_NAME = "metrics.jsonl"
 
 
 class MetricsFile:
-    """The open file of a run, which goes on from the optimizer step `resume_step`; None: from the start."""
+    """The open file of a run, which goes on from the optimizer step `resume_step`; None: from the start.
 
-    def __init__(self, path: Path, resume_step: int | None) -> None:
+    `open_epoch` is the one that has not ended there: a run may be killed after its record and before its checkpoint,
+    and the one before that may be of the same step.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None, open_epoch: int | None = None) -> None:
         kept = [] if resume_step is None else [record for record in read_records(path) if record["step"] <= resume_step]
+        kept = [record for record in kept if (record["kind"], record.get("epoch")) != ("epoch", open_epoch)]
         write_atomically(path, "".join(_line(record) for record in kept))
         self.kept = kept
         self.file = path.open("a", encoding="utf-8")

@@ -31,13 +31,20 @@ class Tracking:
     checkpoint of that step is saved: a run that resumes there drops later records and makes no earlier ones again.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, accelerator: Accelerator, resume_step: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        accelerator: Accelerator,
+        resume_step: int | None,
+        open_epoch: int | None = None,
+    ) -> None:
         self.writes = accelerator.is_main_process
         problem: list[str | None] = [None]  # all processes must go on or stop together
         if self.writes:
             try:
                 trackers = make_trackers(folder, config, resume_step)
-                self.file = MetricsFile(folder / FILE_NAME, resume_step)
+                self.file = MetricsFile(folder / FILE_NAME, resume_step, open_epoch)
                 self.followers = [Follower(tracker, self.file.kept) for tracker in trackers]
             except (RunError, OSError) as error:
                 problem = [str(error)]
