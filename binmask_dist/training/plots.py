@@ -1,5 +1,6 @@
 """PNGs of a run, from the records of its metrics.jsonl."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 
 from binmask_dist.files import replacing
 from binmask_dist.training.metrics_file import FILE_NAME, read_records
@@ -28,10 +31,15 @@ def draw(folder: Path) -> list[Path]:
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
-        FigureCanvasAgg(figure)
-        with replacing(paths[-1]) as temporary:
-            figure.savefig(temporary, dpi=150)
+        save(figure, paths[-1])
     return paths
+
+
+def save(figure: Figure, path: Path, **options: Any) -> None:
+    """In the format of the suffix."""
+    FigureCanvasAgg(figure)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150, **options)
 
 
 def plot_sparsity(epochs: list[Record]) -> Figure:
@@ -51,7 +59,7 @@ def plot_sparsity(epochs: list[Record]) -> Figure:
             va="center",
             color=colour,
         )
-        _dress(axes, epochs)
+        dress(axes, epochs)
     upper.set(ylim=(-3, 103), xlim=(0, None), ylabel="masked weights gone (%)")
     upper.set_title("Sparsity and test metric over training", loc="left")
     lower.set(xlabel="optimizer step", ylabel=metric.replace("_", " ") + (" (%)" if percent == 100 else ""))
@@ -73,11 +81,8 @@ def plot_loss(steps: list[Record], epochs: list[Record]) -> Figure:
         if len(x):
             axes.plot(x, y, label=label, **style)
             drawn.append(y)
-    values = np.concatenate(drawn) if drawn else np.ones(1)
-    values = values[np.isfinite(values)]
-    if len(values) and values.min() > 0 and values.max() > 20 * values.min():
-        axes.set_yscale("log")
-    _dress(axes, epochs)
+    scale_losses(axes, drawn)
+    dress(axes, epochs)
     axes.set(xlabel="optimizer step", ylabel="loss", xlim=(0, None))
     axes.set_title("Loss over training", loc="left")
     axes.legend(loc="upper right")
@@ -92,20 +97,9 @@ def plot_layers(epochs: list[Record]) -> Figure:
     height = 1.6 + 0.22 * len(layers) if named else 7
     figure = Figure(figsize=(9, height), layout="constrained")
     heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-    image = heat.imshow(
-        sparsity,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="cividis",
-        vmin=0,
-        vmax=100,
-        extent=(0.5, len(epochs) + 0.5, len(layers) - 0.5, -0.5),
-    )
+    image = heat_map(heat, layers, sparsity)
     figure.colorbar(image, ax=heat, label="masked weights gone (%)", pad=0.02, aspect=4 * height)
-    if named:
-        heat.set_yticks(range(len(layers)), layers, fontsize=8)
-    heat.xaxis.get_major_locator().set_params(integer=True)
-    heat.set(xlabel="epoch", ylabel="" if named else "layer, from input to output", title="Sparsity by layer")
+    heat.set_title("Sparsity by layer")
     bars.barh(range(len(layers)), sparsity[:, -1], color=BLUE, height=0.75)
     if named:
         for row, value in enumerate(sparsity[:, -1]):
@@ -116,6 +110,32 @@ def plot_layers(epochs: list[Record]) -> Figure:
     return figure
 
 
+def heat_map(axes: Axes, layers: Sequence[str], sparsity: np.ndarray) -> AxesImage:
+    """Percentages over epochs, one row for each layer."""
+    image = axes.imshow(
+        sparsity,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="cividis",
+        vmin=0,
+        vmax=100,
+        extent=(0.5, sparsity.shape[1] + 0.5, len(layers) - 0.5, -0.5),
+    )
+    named = len(layers) <= NAMED_LAYERS
+    if named:
+        axes.set_yticks(range(len(layers)), layers, fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="epoch", ylabel="" if named else "layer, from input to output")
+    return image
+
+
+def scale_losses(axes: Axes, curves: Sequence[np.ndarray]) -> None:
+    """In log scale if they span much."""
+    values = np.concatenate([curve[np.isfinite(curve)] for curve in curves]) if curves else np.ones(0)
+    if len(values) and values.min() > 0 and values.max() > 20 * values.min():
+        axes.set_yscale("log")
+
+
 def _curve(records: list[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values; None, which stands for NaN in records, is a gap."""
     points = [(record["step"], record[key]) for record in records if key in record]
@@ -123,7 +143,7 @@ def _curve(records: list[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
     return x, np.array([np.nan if value is None else value for _, value in points], dtype=float)
 
 
-def _dress(axes: Axes, epochs: list[Record]) -> None:
+def dress(axes: Axes, epochs: list[Record]) -> None:
     """Light grid, and a shaded part for fine-tuning."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
