@@ -53,7 +53,12 @@ def make_records(config: dict[str, Any]) -> list[dict[str, Any]]:
         sparsity = goal * progress**0.7
         loss = 0.1 + 2 * np.exp(-5 * progress) + 0.02 * abs(random.normal()) - 0.03 * tuning
         records += [
-            {"kind": "step", "step": STEPS_PER_EPOCH * epoch + step, "epoch": epoch + step / STEPS_PER_EPOCH, "loss": loss}
+            {
+                "kind": "step",
+                "step": STEPS_PER_EPOCH * epoch + step,
+                "epoch": epoch + step / STEPS_PER_EPOCH,
+                "loss": loss,
+            }
             for step in (10, 20)
         ]
         counts = [0] * 64

@@ -100,11 +100,16 @@ class Problem:
         return [each for each in self.configurations if each.method == "dense"]
 
     def selection(self, count: int) -> list[Configuration]:
-        """At most so many, evenly spread over the order of sparsity."""
-        ordered = sorted(self.configurations, key=lambda each: each.sparsity)
-        if len(ordered) <= count:
-            return ordered
-        return [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, count)]
+        """At most so many, none of them dense: of each curve some, evenly spread over its length."""
+        if sum(len(curve.configurations) for curve in self.curves) <= count:
+            return [each for curve in self.curves for each in curve.configurations]
+        chosen: list[Configuration] = []
+        for curve in self.curves[:count]:
+            share = max(1, count // len(self.curves))
+            last = len(curve.configurations) - 1
+            places = np.linspace(0, last, share) if share > 1 else [last / 2]
+            chosen += [curve.configurations[place] for place in dict.fromkeys(round(place) for place in places)]
+        return chosen
 
 
 def group(trials: Iterable[Trial]) -> list[Problem]:
@@ -136,7 +141,7 @@ def varied_settings(problem: Problem) -> list[str]:
 
 def _problem_names(keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
     """Short ones, unless two problems would then have the same."""
-    short = {key: f"{Path(key[1]).name}, {Path(key[3]).name}" for key in keys}
+    short = {key: f"{Path(key[3]).name} on {Path(key[1]).name}" for key in keys}
     taken = list(short.values())
     return {key: name if taken.count(name) == 1 else ", ".join(filter(None, key)) for key, name in short.items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from binmask_dist.report.analysis import ProblemAnalysis
 from binmask_dist.report.configurations import Configuration, Curve
@@ -19,8 +19,8 @@ from binmask_dist.training.plots import GREY, NAMED_LAYERS, dress, heat_map, sca
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
-SELECTED = 6  # configurations in a figure of curves over training
-HEAT_MAPS = 3
+SELECTED = 6  # configurations in a figure of curves over training; the last colour is left for dense
+HEAT_MAPS = 4
 _TICKS = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
 
 
@@ -44,7 +44,7 @@ def draw(analysis: ProblemAnalysis) -> list[Drawing]:
 
 
 def draw_metric(analysis: ProblemAnalysis) -> tuple[Figure, str]:
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    figure = Figure(figsize=(5.8, 4.4), layout="constrained")
     axes = figure.subplots()
     metric, before = analysis.metric, BEFORE_FINETUNING + analysis.metric
     curves = sorted(analysis.curves, key=lambda curve: -len(curve.configurations))[: len(COLOURS)]
@@ -62,9 +62,9 @@ def draw_metric(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel="masked weights gone (%)", ylabel=title(metric))
     heading = f"{sentence(title(metric, unit=False))} against sparsity"
-    axes.set_title(f"{heading}, {analysis.problem.name}", loc="left")
+    axes.set_title(heading, loc="left", fontsize=10)
     axes.legend(fontsize=8)
-    caption = f"{heading} on {analysis.problem.name}."
+    caption = f"{heading}: {analysis.problem.name}."
     if tuned:
         caption += " Hollow markers: before fine-tuning; filled ones: after it."
     caption += (
@@ -137,7 +137,7 @@ def _scale(metric: str) -> float:
 def draw_training(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     figure = Figure(figsize=(9, 3.9), layout="constrained")
     panels = figure.subplots(1, 3)
-    chosen = analysis.problem.selection(SELECTED)
+    chosen = [*analysis.problem.selection(SELECTED), *analysis.problem.dense[:1]]
     for axes, key, heading in zip(
         panels, ("sparsity", "test_loss", "train_loss"), ("Weights left (%)", "Test loss", "Training loss"), strict=True
     ):
@@ -148,11 +148,10 @@ def draw_training(analysis: ProblemAnalysis) -> tuple[Figure, str]:
             _draw_band(axes, steps, values, index, each.label)
             drawn.append(values)
         if key == "sparsity":
-            if any(np.isfinite(values).any() for values in drawn):
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_yscale("log" if any(np.isfinite(values).any() for values in drawn) else "linear")
         else:
             scale_losses(axes, drawn)
+        _plain_ticks(axes)
         _dress(axes, chosen)
         axes.set_title(heading, loc="left", fontsize=10)
         axes.set(xlabel="optimizer step", xlim=(0, None))
@@ -166,7 +165,7 @@ def draw_training(analysis: ProblemAnalysis) -> tuple[Figure, str]:
 def draw_churn(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     figure = Figure(figsize=(9, 3.9), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    chosen = [each for each in analysis.problem.selection(SELECTED) if each.method != "dense"]
+    chosen = analysis.problem.selection(SELECTED)
     anything = False
     for axes, key, heading in zip(panels, ("on_to_off", "off_to_on"), ("On to off", "Off to on"), strict=True):
         for index, each in enumerate(chosen):
@@ -181,6 +180,7 @@ def draw_churn(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     panels[0].set_ylabel("flips in an epoch (% of masked weights)")
     if anything:
         panels[0].set_yscale("log")
+        _plain_ticks(panels[0])
     _legend(figure, panels[0], len(chosen))
     caption = "Mask churn: masks that flipped in each epoch, in log scale; epochs without a flip are gaps."
     return figure, caption + " Filled regions: min and max over trials." + _selection_note(chosen, analysis)
@@ -242,6 +242,15 @@ def _draw_band(axes: Axes, steps: np.ndarray, values: np.ndarray, index: int, la
     axes.fill_between(steps, low, high, color=COLOURS[index], alpha=0.2, linewidth=0)
 
 
+def _plain_ticks(axes: Axes) -> None:
+    """0.1, 0.2, 0.5 and so on, for those who do not read powers of ten."""
+    if axes.get_yscale() == "log":
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _positive(values: np.ndarray) -> np.ndarray:
     """What has no place on a log scale is a gap."""
     return np.where(values > 0, values, np.nan)
@@ -256,7 +265,7 @@ def _dress(axes: Axes, configurations: Sequence[Configuration]) -> None:
 
 def _legend(figure: Figure, axes: Axes, count: int) -> None:
     if count:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, count), fontsize=8)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, count), fontsize=8)
 
 
 def _selection_note(chosen: Sequence[Configuration], analysis: ProblemAnalysis) -> str:

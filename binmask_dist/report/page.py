@@ -38,7 +38,10 @@ def _problem(analysis: ProblemAnalysis, drawings: list[tuple[Drawing, bytes]]) -
     return {
         "name": analysis.problem.name,
         "tables": problem_tables(analysis),
-        "figures": [{"caption": drawing.caption, "address": _as_address(content)} for drawing, content in drawings],
+        "figures": [
+            {"caption": each.caption, "width": each.figure.get_figwidth(), "address": _as_address(content)}
+            for each, content in drawings
+        ],
         "configurations": [_configuration(each, analysis.metric) for each in analysis.columns],
     }
 

@@ -29,6 +29,7 @@ class Table:
     """The first entry of the head and of each row is its title."""
 
     title: str
+    problem: str
     head: list[str]
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Table:
             rows = [[row[0], *row[columns]] for row in self.rows]
             notes = self.notes if start == starts[-1] else []
             title = self.title if start == 1 else f"{self.title} (continued)"
-            yield Table(title, [self.head[0], *self.head[columns]], rows, notes)
+            yield Table(title, self.problem, [self.head[0], *self.head[columns]], rows, notes)
 
 
 # what the tables say
@@ -61,7 +62,7 @@ def result_table(analysis: ProblemAnalysis) -> Table:
         notes.append(f"{which} one trial: there is no interval, and a difference may be chance.")
     if any(cell.value and cell.value.summary.missing for row in analysis.results for cell in row.cells):
         notes.append("n: of the trials, so many have a finite value; the others are in no figure of that cell.")
-    return Table(f"Results on {analysis.problem.name}", head, rows, notes)
+    return Table("Results", analysis.problem.name, head, rows, notes)
 
 
 def p_value_table(analysis: ProblemAnalysis) -> Table:
@@ -72,8 +73,8 @@ def p_value_table(analysis: ProblemAnalysis) -> Table:
         if row.best is not None
     ]
     head = ["", *(each.label for each in analysis.columns)]
-    name = f"The best of each row against the others, {analysis.problem.name}"
-    return Table(name, head, rows, _p_notes(analysis.results))
+    name = "The best of each row against the others"
+    return Table(name, analysis.problem.name, head, rows, _p_notes(analysis.results))
 
 
 def dense_table(analysis: ProblemAnalysis) -> Table | None:
@@ -87,7 +88,7 @@ def dense_table(analysis: ProblemAnalysis) -> Table | None:
         scale, digits, _ = _style(analysis.metric)
         difference.append(Entry(f"{scale * cell.against.difference:+.{digits}f}" if cell.against else NOTHING))
     head = ["", *(each.label for each in analysis.columns)]
-    return Table(f"Against dense, {analysis.problem.name}", head, [difference, p_values], _p_notes([row]))
+    return Table("Against dense", analysis.problem.name, head, [difference, p_values], _p_notes([row]))
 
 
 def matched_table(analysis: ProblemAnalysis) -> Table | None:
@@ -105,7 +106,7 @@ def matched_table(analysis: ProblemAnalysis) -> Table | None:
         notes.append("Where configurations do not share seeds, their means are interpolated, and there is no test.")
     if len(analysis.curves) > 1:
         notes += _p_notes(analysis.matched)
-    return Table(f"{sentence(title(analysis.metric))} at the same sparsity, {analysis.problem.name}", head, rows, notes)
+    return Table(f"{sentence(title(analysis.metric))} at the same sparsity", analysis.problem.name, head, rows, notes)
 
 
 def configuration_table(analysis: ProblemAnalysis) -> Table:
@@ -117,7 +118,7 @@ def configuration_table(analysis: ProblemAnalysis) -> Table:
         values = [setting_text(each.config.get(key)) for key in varied]
         figures = [value_text(name, each.summaries.get(name)) for name in (analysis.metric, "sparsity")]
         rows.append([Entry(text) for text in (each.label, each.method, *values, ranges(each.seeds), *figures, each.id)])
-    return Table(f"Configurations on {analysis.problem.name}", head, rows)
+    return Table("Configurations", analysis.problem.name, head, rows)
 
 
 def problem_tables(analysis: ProblemAnalysis) -> list[Table]:
@@ -218,7 +219,7 @@ def markdown(table: Table) -> str:
         lines = [block.head, ["---"] * len(block.head)]
         lines += [[f"**{_md(entry.text)}**" if entry.bold else _md(entry.text) for entry in row] for row in block.rows]
         lines[0] = [_md(text) for text in block.head]
-        parts.append(f"## {_md(block.title)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts.append(f"## {_md(_heading(block))}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts += ["\n".join(f"- {_md(note)}" for note in block.notes)] if block.notes else []
     return "\n\n".join(parts) + "\n"
 
@@ -229,7 +230,7 @@ def latex(table: Table) -> str:
 
 
 def _latex_block(table: Table) -> str:
-    lines = [r"\begin{table}[hbt]", r"\scriptsize", r"\centering", rf"\caption{{{_tex(table.title)}}}"]
+    lines = [r"\begin{table}[hbt]", r"\scriptsize", r"\centering", rf"\caption{{{_tex(_heading(table))}}}"]
     lines += [r"\setlength{\tabcolsep}{.3em}", r"\begin{threeparttable}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}", r"\toprule"]
     lines += [" & ".join(_tex(text) for text in table.head) + r" \\", r"\midrule"]
@@ -239,6 +240,10 @@ def _latex_block(table: Table) -> str:
     if table.notes:
         lines += [r"\begin{tablenotes}[online]", *(rf"\item {_tex(note)}" for note in table.notes), r"\end{tablenotes}"]
     return "\n".join([*lines, r"\end{threeparttable}", r"\end{table}", ""])
+
+
+def _heading(table: Table) -> str:
+    return f"{table.title}: {table.problem}"
 
 
 def _md(text: str) -> str:
