@@ -1,4 +1,4 @@
-"""As much of a W&B server as its client needs to start a run and to upload its history."""
+"""As much of a W&B server as its client needs to start a run, to upload its history, and to read it back."""
 
 import gzip
 import json
@@ -16,6 +16,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.history: dict[str, list[dict[str, Any]]] = {}  # run id -> rows
+        self.summaries: dict[str, str] = {}  # run id -> JSON
         self.runs: list[dict[str, Any]] = []  # what clients said of their runs
 
 
@@ -42,9 +43,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/graphql"):
             answer = {"data": self._graphql(json.loads(body))}
         elif self.path.endswith("/file_stream"):
-            rows = json.loads(body).get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            files = json.loads(body).get("files", {})
             run_id = self.path.split("/")[-2]
+            rows = files.get("wandb-history.jsonl", {}).get("content", [])
             self.server.history.setdefault(run_id, []).extend(json.loads(row) for row in rows)
+            for summary in files.get("wandb-summary.json", {}).get("content", []):
+                self.server.summaries[run_id] = summary
         content = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -64,7 +68,41 @@ class _Handler(BaseHTTPRequestHandler):
             return {"upsertBucket": {"bucket": bucket, "inserted": True}}
         if "createRunFiles" in query:
             return {"createRunFiles": {"runID": "run", "uploadHeaders": [], "files": []}}
-        return {"model": {**project, "bucket": None}}
+        if "project(name" in query:
+            return {"project": self._read(query, variables)}
+        return {"model": {**project, "bucket": None}, "viewer": {"id": "user", "entity": "somebody", "flags": "{}"}}
+
+    def _read(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """What the public API asks for."""
+        if "runs(" in query:
+            edges = [{"node": self._run(run_id), "cursor": run_id} for run_id in self.server.history]
+            page = {"endCursor": None, "hasNextPage": False}
+            return {"internalId": "1", "runCount": len(edges), "runs": {"edges": edges, "pageInfo": page}}
+        rows = self.server.history[variables.get("runName") or variables.get("run") or variables["name"]]
+        if "historyKeys" in query:
+            return {"run": {"historyKeys": {"lastStep": rows[-1]["_step"]}}}
+        if "parquetHistory" in query:
+            return {"run": {"parquetHistory": {"parquetUrls": [], "liveData": [{"_step": r["_step"]} for r in rows]}}}
+        page = [row for row in rows if variables["minStep"] <= row["_step"] < variables["maxStep"]]
+        return {"run": {"history": [json.dumps(row) for row in page]}}
+
+    def _run(self, run_id: str) -> dict[str, Any]:
+        said = [run for run in self.server.runs if run["name"] == run_id]
+        config = next((run["config"] for run in reversed(said) if run.get("config")), "{}")
+        return {
+            "id": run_id,
+            "projectId": 1,
+            "name": run_id,
+            "displayName": said[-1]["displayName"],
+            "state": "finished",
+            "config": config,
+            "summaryMetrics": self.server.summaries.get(run_id, "{}"),
+            "systemMetrics": "{}",
+            "historyLineCount": len(self.server.history[run_id]),
+            "tags": [],
+            "user": {"name": "somebody", "username": "somebody"},
+            "createdAt": "2026-01-01T00:00:00",
+        }
 
     def log_message(self, *arguments: Any) -> None:
         pass

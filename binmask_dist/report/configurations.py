@@ -101,14 +101,15 @@ class Problem:
 
     def selection(self, count: int) -> list[Configuration]:
         """At most so many, none of them dense: of each curve some, evenly spread over its length."""
-        if sum(len(curve.configurations) for curve in self.curves) <= count:
-            return [each for curve in self.curves for each in curve.configurations]
+        lengths = [len(curve.configurations) for curve in self.curves]
+        shares = [0] * len(lengths)
+        for _ in range(min(count, sum(lengths))):
+            neediest = max(range(len(shares)), key=lambda i: (lengths[i] > shares[i], -shares[i], lengths[i]))
+            shares[neediest] += 1
         chosen: list[Configuration] = []
-        for curve in self.curves[:count]:
-            share = max(1, count // len(self.curves))
-            last = len(curve.configurations) - 1
-            places = np.linspace(0, last, share) if share > 1 else [last / 2]
-            chosen += [curve.configurations[place] for place in dict.fromkeys(round(place) for place in places)]
+        for curve, length, share in zip(self.curves, lengths, shares, strict=True):
+            places = [(length - 1) / 2] if share == 1 else np.linspace(0, length - 1, share)
+            chosen += [curve.configurations[round(place)] for place in places]
         return chosen
 
 

@@ -145,7 +145,7 @@ def draw_training(analysis: ProblemAnalysis) -> tuple[Figure, str]:
         for index, each in enumerate(chosen):
             steps, values = over_training(each, key)
             values = _positive(100 * (1 - values)) if key == "sparsity" else values
-            _draw_band(axes, steps, values, index, each.label)
+            _draw_band(axes, steps, values, len(COLOURS) - 1 if each.method == "dense" else index, each.label)
             drawn.append(values)
         if key == "sparsity":
             axes.set_yscale("log" if any(np.isfinite(values).any() for values in drawn) else "linear")

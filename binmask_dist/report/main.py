@@ -69,7 +69,7 @@ def make_report(options: ReportOptions) -> str:
     folder = Path(options.output or (f"report-{name}" if first.startswith("wandb:") else Path(first) / "report"))
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawings = [
-        _write_figures(folder / "figures", draw(each), _prefix(analysis, i)) for i, each in enumerate(analysis.problems)
+        write_figures(folder / "figures", draw(each), _prefix(analysis, i)) for i, each in enumerate(analysis.problems)
     ]
     every = [table for problem in analysis.problems for table in tables.problem_tables(problem)]
     write_atomically(folder / "tables.md", "\n".join(map(tables.markdown, every)) + _left_out_markdown(trials))
@@ -79,7 +79,7 @@ def make_report(options: ReportOptions) -> str:
     return _closing_text(analysis, folder)
 
 
-def _write_figures(folder: Path, drawings: list[Drawing], prefix: str) -> list[tuple[Drawing, bytes]]:
+def write_figures(folder: Path, drawings: list[Drawing], prefix: str) -> list[tuple[Drawing, bytes]]:
     written = []
     for drawing in drawings:
         path = folder / f"{prefix}{drawing.name}.svg"
@@ -98,7 +98,7 @@ def _prefix(analysis: Analysis, index: int) -> str:
 
 
 def _left_out_markdown(trials: Trials) -> str:
-    lines = [f"- `{source}` {reason}" for source, reason in trials.left_out]
+    lines = [f"- {tables.markdown_text(source)}: {tables.markdown_text(reason)}" for source, reason in trials.left_out]
     return "\n## Left out\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 

@@ -216,12 +216,16 @@ def _p_notes(rows: Sequence[Row]) -> list[str]:
 def markdown(table: Table) -> str:
     parts = []
     for block in table.blocks():
-        lines = [block.head, ["---"] * len(block.head)]
-        lines += [[f"**{_md(entry.text)}**" if entry.bold else _md(entry.text) for entry in row] for row in block.rows]
-        lines[0] = [_md(text) for text in block.head]
-        parts.append(f"## {_md(_heading(block))}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-        parts += ["\n".join(f"- {_md(note)}" for note in block.notes)] if block.notes else []
+        lines = [[markdown_text(text) for text in block.head], ["---"] * len(block.head)]
+        lines += [[_markdown_entry(entry) for entry in row] for row in block.rows]
+        parts.append(f"## {markdown_text(_heading(block))}")
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += ["\n".join(f"- {markdown_text(note)}" for note in block.notes)] if block.notes else []
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown_entry(entry: Entry) -> str:
+    return f"**{markdown_text(entry.text)}**" if entry.bold else markdown_text(entry.text)
 
 
 def latex(table: Table) -> str:
@@ -246,7 +250,7 @@ def _heading(table: Table) -> str:
     return f"{table.title}: {table.problem}"
 
 
-def _md(text: str) -> str:
+def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
 
 

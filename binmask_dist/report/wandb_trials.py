@@ -57,11 +57,12 @@ def _epochs(run: Any, config: Record, result: Record) -> list[Record]:
 
 
 def _as_typed(config: Record) -> Record:
-    """The server's JSON makes 0 of 0.0, and with that another configuration."""
+    """As in config.json, or it would be another configuration: W&B makes 0 of 0.0 and drops dicts that are empty."""
     floats = {option.name for option in fields(TrainConfig) if option.type in (float, float | None)}
+    dicts: Record = {option.name: {} for option in fields(TrainConfig) if option.default_factory is dict}
     return {
         key: float(value) if key in floats and isinstance(value, int) else value
-        for key, value in _plain(dict(config)).items()
+        for key, value in (dicts | _plain(dict(config))).items()
     }
 
 
