@@ -48,9 +48,11 @@ def test_folders_made_up_here_have_the_keys_of_real_ones(tmp_path: Path) -> None
 # folders
 
 
-def test_runs_are_found_at_any_depth_and_each_once(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_and_each_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = run_folders.write_sweep(tmp_path / "sweep", (1e-6, 2e-6), range(2))
     (sweep / "trials" / ".hidden").mkdir()
+    (sweep / "trials" / "round").symlink_to(sweep)
+    (sweep / "config.json").write_text("{}")  # of the sweep, if it likes to have one
     one = run_folders.write_run(tmp_path / "alone", seed=7)
     model = one / "model"
     model.mkdir()
@@ -64,6 +66,7 @@ def test_runs_are_found_at_any_depth_and_each_once(tmp_path: Path) -> None:
         "binmask-2e-06-0",
         "binmask-2e-06-1",
     ]
+    assert capsys.readouterr() == ("", "")  # a progress bar is for terminals
 
 
 def test_a_second_run_of_a_trial_does_not_count(tmp_path: Path) -> None:

@@ -440,6 +440,11 @@ def test_the_page_has_the_configuration_of_each_trial(sweep: Path, said: str) ->
         assert f'<code class="soft">{file.parent}</code>' in text
         config = json.loads(file.read_text())
         assert f"&#34;seed&#34;: {config['seed']}" in text
+        outcome = json.loads((file.parent / "result.json").read_text())
+        figures = (
+            f"test accuracy (%) {100 * outcome['test_accuracy']:.2f}, sparsity (%) {100 * outcome['sparsity']:.2f}"
+        )
+        assert f"<summary>seed {config['seed']}: {figures}" in text
         for key in config.keys() - {"seed"}:
             assert key in text
     assert text.count("<summary>seed ") == 37

@@ -10,10 +10,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from binmask_dist.report.analysis import Analysis, ProblemAnalysis
 from binmask_dist.report.configurations import Configuration, settings
 from binmask_dist.report.figures import Drawing
-from binmask_dist.report.tables import problem_tables, ranges, setting_text, value_text
+from binmask_dist.report.statistics import summarise
+from binmask_dist.report.tables import problem_tables, ranges, setting_text, title, value_text
+from binmask_dist.report.trials import Trial
 
 
-def make_page(analysis: Analysis, drawings: list[list[tuple[Drawing, bytes]]], title: str) -> str:
+def make_page(analysis: Analysis, drawings: list[list[tuple[Drawing, bytes]]], heading: str) -> str:
     """`drawings`: those of each problem, with the bytes of their SVG files."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -25,7 +27,7 @@ def make_page(analysis: Analysis, drawings: list[list[tuple[Drawing, bytes]]], t
     problems = [_problem(each, own) for each, own in zip(analysis.problems, drawings, strict=True)]
     configurations = [each for problem in analysis.problems for each in problem.columns]
     return environment.get_template("page.html.jinja").render(
-        title=title,
+        heading=heading,
         problems=problems,
         trial_count=len(analysis.trials.used),
         configuration_count=len(configurations),
@@ -52,6 +54,7 @@ def _configuration(configuration: Configuration, metric: str) -> dict[str, Any]:
         {
             "seed": trial.seed,
             "source": trial.source,
+            "outcome": ", ".join(_figure(trial, name) for name in (metric, "sparsity") if name in trial.metrics),
             "own": json.dumps({key: value for key, value in trial.config.items() if key not in shared}, indent=1),
         }
         for trial in configuration.trials
@@ -64,6 +67,10 @@ def _configuration(configuration: Configuration, metric: str) -> dict[str, Any]:
         "settings": [(key, setting_text(value)) for key, value in sorted(shared.items())],
         "trials": trials,
     }
+
+
+def _figure(trial: Trial, metric: str) -> str:
+    return f"{title(metric)} {value_text(metric, summarise([trial.metrics[metric]]))}"
 
 
 def _as_address(svg: bytes) -> str:

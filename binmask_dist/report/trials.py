@@ -98,15 +98,16 @@ def read_trials(paths: Sequence[str]) -> Trials:
 
 
 def find_run_folders(path: str) -> Iterator[str]:
-    """Folders with a config.json, in order of their names; what lies within a run folder is its own."""
+    """Folders with a config.json, in order of their names; what lies within a run folder is its own. Follows no links,
+    which may lead round in circles."""
     with os.scandir(path) as entries:
         below = sorted(entries, key=lambda entry: entry.name)
     names = {entry.name for entry in below}
-    if "config.json" in names or names.intersection(_MARKS_OF_A_RUN):
+    if names.intersection(("config.json", *_MARKS_OF_A_RUN)) and "trials" not in names:  # a sweep may have such files
         yield path
         return
     for entry in below:
-        if entry.is_dir() and not entry.name.startswith("."):
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
             yield from find_run_folders(entry.path)
 
 
