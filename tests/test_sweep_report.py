@@ -309,12 +309,29 @@ def test_the_latex_is_balanced_and_escaped(sweep: Path, said: str) -> None:
     assert depth == 0
     assert not re.search(r"[%#_~^<>|±]", plain)
     assert plain.count("$") == 2 * plain.count(r"$\pm$")
-    for tabular in re.findall(r"\\begin\{tabular\}\{(l?r+)\}(.*?)\\end\{tabular\}", body, re.DOTALL):
+    tabulars = re.findall(r"\\begin\{tabular\}\{p\{7.5em\}(r+)\}(.*?)\\end\{tabular\}", body, re.DOTALL)
+    assert len(tabulars) == body.count(r"\begin{tabular}")
+    for tabular in tabulars:
         rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
         assert len(rows) > 1
-        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(tabular[0])}
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(tabular[0]) + 1}
     assert r"\textbf{" in body
     assert body.count(r"\begin{table}") == body.count(r"\caption{") > 8
+
+
+DOCUMENT = r"""\documentclass{article}\usepackage[textwidth=400pt]{geometry}
+\usepackage{booktabs}\usepackage{threeparttable}
+\begin{document}\input{tables.tex}\end{document}"""
+
+
+def test_the_latex_compiles(sweep: Path, said: str, tmp_path: Path) -> None:
+    if not shutil.which("pdflatex"):
+        pytest.skip("NOT COMPILED: there is no pdflatex here; apt-get install texlive-latex-extra")
+    shutil.copy(sweep / "report" / "tables.tex", tmp_path)
+    (tmp_path / "document.tex").write_text(DOCUMENT)
+    command = ["pdflatex", "-draftmode", "-halt-on-error", "-interaction=nonstopmode", "document.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 @pytest.mark.parametrize(("seeds", "text"), [([0, 1, 2, 5], "0-2, 5"), ([3], "3"), ([1, 3], "1, 3")])
@@ -441,10 +458,10 @@ def test_the_page_has_the_configuration_of_each_trial(sweep: Path, said: str) ->
         config = json.loads(file.read_text())
         assert f"&#34;seed&#34;: {config['seed']}" in text
         outcome = json.loads((file.parent / "result.json").read_text())
-        figures = (
+        outcome_text = (
             f"test accuracy (%) {100 * outcome['test_accuracy']:.2f}, sparsity (%) {100 * outcome['sparsity']:.2f}"
         )
-        assert f"<summary>seed {config['seed']}: {figures}" in text
+        assert f"<summary>seed {config['seed']}: {outcome_text}" in text
         for key in config.keys() - {"seed"}:
             assert key in text
     assert text.count("<summary>seed ") == 37

@@ -10,7 +10,7 @@ from binmask_dist.report.configurations import varied_settings
 from binmask_dist.report.statistics import Summary
 from binmask_dist.report.trials import BEFORE_FINETUNING
 
-WIDEST = 8  # columns that fit on a printed page
+WIDEST = 5  # columns that fit on a printed page
 NOTHING = "-"  # where there is no figure
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -236,14 +236,20 @@ def latex(table: Table) -> str:
 def _latex_block(table: Table) -> str:
     lines = [r"\begin{table}[hbt]", r"\scriptsize", r"\centering", rf"\caption{{{_tex(_heading(table))}}}"]
     lines += [r"\setlength{\tabcolsep}{.3em}", r"\begin{threeparttable}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(_tex(text) for text in table.head) + r" \\", r"\midrule"]
+    lines += [rf"\begin{{tabular}}{{p{{7.5em}}{'r' * (len(table.head) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(_tex_head(text) for text in table.head) + r" \\", r"\midrule"]
     for row in table.rows:
         lines.append(" & ".join(rf"\textbf{{{_tex(e.text)}}}" if e.bold else _tex(e.text) for e in row) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.notes:
         lines += [r"\begin{tablenotes}[online]", *(rf"\item {_tex(note)}" for note in table.notes), r"\end{tablenotes}"]
     return "\n".join([*lines, r"\end{threeparttable}", r"\end{table}", ""])
+
+
+def _tex_head(text: str) -> str:
+    """One line for each part of a label, or a few columns would fill a page."""
+    parts = [_tex(part) for part in text.split(", ")]
+    return r"\shortstack[r]{" + r", \\ ".join(parts) + "}" if len(parts) > 1 else parts[0]
 
 
 def _heading(table: Table) -> str:
