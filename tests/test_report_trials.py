@@ -19,6 +19,7 @@ import wandb_server
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from binmask_dist.report import figures
 from binmask_dist.report.analysis import analyse
 from binmask_dist.report.trials import Trials, read_trials
 from binmask_dist.report.wandb_trials import add_wandb_trials
@@ -43,6 +44,10 @@ def test_folders_made_up_here_have_the_keys_of_real_ones(tmp_path: Path) -> None
     assert trials.used[0].metrics["test_accuracy"] == jobs.result(real)["test_accuracy"]
     assert trials.used[0].metrics["before_finetuning.test_loss"] == before[1]["test_loss"]
     assert trials.used[0].metrics["train_loss"] == jobs.records(real)[-1]["train_loss"]
+    (problem,) = analyse(trials).problems
+    (images,) = (each.figure for each in figures.draw(problem) if each.name == "layers")
+    layers = [label.get_text() for label in images.axes[0].get_yticklabels()]
+    assert layers == list(jobs.result(real)["layer_sparsity"])
 
 
 # folders

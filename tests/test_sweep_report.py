@@ -171,13 +171,17 @@ def test_methods_are_compared_at_the_same_sparsity(sweep: Path, summary: dict[st
     assert named(summary["matched_sparsity"]["80%"]["cells"], "probmask, optimizer sgd")["value"] is None
 
 
-def test_a_language_model_is_a_problem_of_its_own(sweep: Path, said: str) -> None:
+def test_a_language_model_is_a_problem_of_its_own(sweep: Path, said: str, analysis: Analysis) -> None:
     other = json.loads((sweep / "report" / "summary.json").read_text())["problems"][0]
     assert other["name"].endswith("on texts.csv")
     assert (other["metric"], other["higher_is_better"]) == ("test_perplexity", False)
     metrics = other["configurations"][0]["metrics"]
     assert metrics["test_perplexity"]["mean"] == 12.5
     assert "test_loss" not in metrics  # null in result.json: there is no finite value
+    table = tables.result_table(analysis.problems[0])
+    assert ["test loss", "-"] in [[entry.text for entry in row] for row in table.rows]
+    assert "-: not measured, or finite in no trial." in table.notes
+    assert not any(entry.bold for row in table.rows for entry in row)  # there is nothing to be better than
 
 
 def test_a_metric_that_is_null_in_some_trials_says_so(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def _main_metric(problem: Problem, wanted: str) -> str:
 
 
 def _row_names(columns: Sequence[Configuration], metric: str) -> list[str]:
-    there = dict.fromkeys(chain.from_iterable(each.summaries for each in columns))
+    """A metric that is finite in no trial has a row too, of nothing: it should not go unnoticed."""
+    there = dict.fromkeys(name for each in columns for trial in each.trials for name in trial.metrics)
     tests = [name for name in there if name.startswith("test_") and name not in _COUNTS]
     before = [BEFORE_FINETUNING + name for name in [metric, *tests] if BEFORE_FINETUNING + name in there]
     names = dict.fromkeys([metric, *tests, *before, "train_loss", *_FACTS])
@@ -123,7 +124,8 @@ def _against_best(row: Row, higher: bool) -> Row:
     for index, cell in enumerate(row.cells):
         if index != row.best and best and cell.value and best.sample is not None and cell.value.sample is not None:
             cell.against = compare(best.sample, cell.value.sample)
-        cell.bold = is_bold(means[index], means[row.best], cell.against.p if cell.against else None)
+        p = cell.against.p if cell.against else None
+        cell.bold = len(row.cells) > 1 and is_bold(means[index], means[row.best], p)
     return row
 
 

@@ -81,6 +81,9 @@ def _sparsity_axis(axes: Axes, sparsities: Sequence[float]) -> bool:
     """Log scale of the density if that spans much, from dense to sparse; the ticks say the sparsity either way."""
     densities = [100 * (1 - sparsity) for sparsity in sparsities]
     if not densities or min(densities) <= 0 or max(densities) < 3 * min(densities):
+        space = 0.1 * (max(densities) - min(densities)) + 0.5 if densities else 50.0
+        low, high = 100 - max(densities, default=50.0) - space, 100 - min(densities, default=50.0) + space
+        axes.set_xlim(max(-1.0, low), min(101.0, high))
         return False
     axes.set_xscale("log")
     axes.invert_xaxis()

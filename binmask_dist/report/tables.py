@@ -62,6 +62,8 @@ def result_table(analysis: ProblemAnalysis) -> Table:
         notes.append(f"{which} one trial: there is no interval, and a difference may be chance.")
     if any(cell.value and cell.value.summary.missing for row in analysis.results for cell in row.cells):
         notes.append("n: of the trials, so many have a finite value; the others are in no figure of that cell.")
+    if any(cell.value is None for row in analysis.results for cell in row.cells):
+        notes.append(f"{NOTHING}: not measured, or finite in no trial.")
     return Table("Results", analysis.problem.name, head, rows, notes)
 
 
@@ -155,7 +157,9 @@ def value_text(metric: str, summary: Summary | None) -> str:
 
 
 def setting_text(value: Any) -> str:
-    return NOTHING if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return NOTHING
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
 def p_text(p: float) -> str:
