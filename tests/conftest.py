@@ -10,7 +10,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 # What starts processes of its own takes longest, and comes first: two workers then end at about the same time.
-LONG = ("test_engines", "test_resume", "test_hosts", "test_examples", "test_train", "test_zoo", "test_trainer_callback")
+LONG = ("test_engines", "test_resume", "test_hosts", "test_sweeps", "test_examples", "test_train", "test_zoo")
+LONG += ("test_trainer_callback",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

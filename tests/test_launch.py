@@ -14,7 +14,7 @@ from binmask_dist.training.config import TrainConfig
 JOB = {"SLURM_JOB_ID": "34242", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2"}
 
 
-@pytest.mark.parametrize("script", ["common.sh", "single_node.sh", "multi_node.sh", "slurm.sbatch"])
+@pytest.mark.parametrize("script", ["common.sh", "single_node.sh", "multi_node.sh", "slurm.sbatch", "sweep.sbatch"])
 def test_shellcheck_finds_nothing(script: str) -> None:
     linter = shutil.which("shellcheck", path=environment()["PATH"])
     if not linter:

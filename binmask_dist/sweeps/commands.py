@@ -32,12 +32,13 @@ def agent_command(content: dict[str, Any], setting: dict[str, Any], interpreter:
     place = template.index("${program}")
 
     def expand(words: list[str]) -> list[str]:
-        parts = [
-            macros.get(word[2:-1], []) if word.startswith("${") and word.endswith("}") else [word] for word in words
-        ]
-        return [word for part in parts for word in part]
+        return [part for word in words for part in (macros.get(word[2:-1], []) if _is_macro(word) else [word])]
 
     return Command(expand(template[:place]), content["program"], expand(template[place + 1 :]))
+
+
+def _is_macro(word: str) -> bool:
+    return word.startswith("${") and word.endswith("}")
 
 
 @dataclass(frozen=True)

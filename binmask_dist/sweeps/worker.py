@@ -74,10 +74,11 @@ class Worker:
         next_look = 0.0
         while not self.signal:
             ended = [running for running in self.running.values() if running.process.poll() is not None]
-            for running in ended:
-                self._end(running)
+            events = [self._end(running) for running in ended]
             if ended or time.monotonic() >= next_look:
                 at_work_elsewhere = self._start_trials()
+                for event in events:  # only now, so that the figures beside it hold for the time to come
+                    self.progress.event(event, *self._overview())
                 if not self.running and not (self.wait and at_work_elsewhere):
                     return
                 self.progress.show(*self._overview())
@@ -140,8 +141,8 @@ class Worker:
             )
         self.running[trial.id] = Running(trial, slot, claim, process, time.monotonic())
 
-    def _end(self, running: Running) -> None:
-        """Note how a trial has ended, and let go of it."""
+    def _end(self, running: Running) -> str:
+        """Note how a trial has ended, and let go of it; what is to be said about it."""
         trial, code = running.trial, running.process.returncode
         del self.running[trial.id]
         self.free.append(running.slot)
@@ -153,7 +154,7 @@ class Worker:
         text = f"{trial.name} {status} after {duration(seconds)}"
         if status == "failed":
             text += f" with exit code {code}; its log is {trial.log}"
-        self.progress.event(text, *self._overview())
+        return text
 
     def _stop(self) -> None:
         """Tell the trials of this worker to save, and wait until they have."""
@@ -163,7 +164,8 @@ class Worker:
             running.process.terminate()
         for running in list(self.running.values()):
             running.process.wait()
-            self._end(running)
+            event = self._end(running)
+            self.progress.event(event, *self._overview())
 
     def _overview(self) -> tuple[Counter[str], float | None]:
         """How many trials have which status, here and elsewhere, and the seconds left."""
