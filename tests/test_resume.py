@@ -203,6 +203,15 @@ def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:
         train_here(tmp_path / "file", "x")
 
 
+def test_runs_of_two_wandb_agents_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from binmask_dist.training.run_folder import _choose
+
+    monkeypatch.setattr(time, "strftime", lambda layout: "now")
+    assert _choose(TrainConfig(run_root=str(tmp_path))).name == "test_resnet-now"
+    monkeypatch.setenv("WANDB_RUN_ID", "abcd")
+    assert _choose(TrainConfig(run_root=str(tmp_path))).name == "test_resnet-now-abcd"
+
+
 def test_resume_without_a_name_finds_the_same_configuration(tmp_path: Path) -> None:
     from binmask_dist.training.run_folder import _choose
 

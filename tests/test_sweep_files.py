@@ -1,6 +1,7 @@
 """Sweep files: what W&B makes of them, what this project does, and what is refused before a trial starts."""
 
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -122,8 +123,7 @@ def test_what_a_trial_is_told_beyond_the_file(tmp_path: Path, monkeypatch: pytes
     def configs(*arguments: str) -> list[TrainConfig]:
         assert main(parse_sweep([str(path), *own, *arguments])) == 0
         lines = capsys.readouterr().out.splitlines()
-        words = [line.split("launch/train.py ")[1].replace('", "', '","').split() for line in lines]
-        return [parse_config(line) for line in words]
+        return [parse_config(shlex.split(line.split("launch/train.py ")[1])) for line in lines]
 
     first, second = configs()
     assert (first.wandb_mode, first.resume, first.run_root) == ("offline", "auto", f"{tmp_path}/trials")
@@ -210,10 +210,8 @@ def test_the_launcher_is_understood() -> None:
     assert read("accelerate launch --config_file configs/accelerate/cpu2.yaml") == Launch(2, True, True)
     assert read("python -m accelerate.commands.launch --cpu") == Launch(1, True, False)
     assert read("/usr/bin/env python") == Launch(1, False, False)
-    words = with_free_port("env accelerate launch --num_processes 4".split())
-    assert words == "env accelerate launch --main_process_port 0 --num_processes 4".split()
-    words = with_free_port("python -m accelerate.commands.launch --num_processes 4".split())
-    assert words == "python -m accelerate.commands.launch --main_process_port 0 --num_processes 4".split()
+    for start in (["env", "accelerate", "launch"], ["python", "-m", "accelerate.commands.launch"]):
+        assert with_free_port([*start, "--cpu"]) == [*start, "--main_process_port", "0", "--cpu"]
 
 
 def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

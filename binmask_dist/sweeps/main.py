@@ -1,6 +1,7 @@
 """The sweep command, top to bottom."""
 
 import os
+import shlex
 import sys
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -89,16 +90,16 @@ def run_sweep(config: SweepConfig) -> int:
     mode = _wandb_mode(config, trials[0])
     if config.dry_run:
         for trial in trials:
-            print(" ".join(trial.words(launcher, sweep.name, mode)))
+            print(shlex.join(trial.words(launcher, sweep.name, mode)))
         return 0
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(config.folder / "sweep.yaml", sweep.text)
+        print(_opening(sweep, config.folder, trials, len(slots)), flush=True)
+        worker = Worker(sweep.name, trials, slots, launcher, mode, config.retry_failed, config.wait)
+        number = worker.run()
     except OSError as error:
-        raise SweepError(f"the sweep folder {config.folder} cannot be written to: {error.strerror}") from None
-    print(_opening(sweep, config.folder, trials, len(slots)), flush=True)
-    worker = Worker(sweep.name, trials, slots, launcher, mode, config.retry_failed, config.wait)
-    number = worker.run()
+        raise SweepError(f"the sweep in {config.folder} cannot go on: {error.strerror}") from None
     return _report(config.folder, trials, number)
 
 

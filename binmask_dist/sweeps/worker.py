@@ -1,6 +1,7 @@
 """A worker runs trials of a sweep folder that nobody else has, some at once, to the end of the sweep."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -51,6 +52,7 @@ class Worker:
         self.running: dict[str, Running] = {}
         self.finished: dict[str, float | None] = {}  # and how long each took, if that is known
         self.signal = 0
+        self.is_stopping = False
         self.progress = Progress(name, len(trials))
         # only failures of before: with two workers, each would otherwise repeat the other's repetition
         self.to_retry = {trial.id: attempts(trial) for trial in trials if trial.status() == "failed" and retry_failed}
@@ -129,7 +131,7 @@ class Worker:
             seconds=None,
         )
         with trial.log.open("a") as log:
-            print(f"=== attempt {attempts(trial)} on {socket.gethostname()}: {' '.join(words)}", file=log, flush=True)
+            print(f"=== attempt {attempts(trial)} on {socket.gethostname()}: {shlex.join(words)}", file=log, flush=True)
             process = subprocess.Popen(
                 [sys.executable, str(minder.__file__), str(os.getpid()), *words],
                 env=trial_environment(os.environ, slot),
@@ -147,7 +149,9 @@ class Worker:
         del self.running[trial.id]
         self.free.append(running.slot)
         self.free.sort(key=lambda slot: slot.number)
-        status: Status = "finished" if trial.is_finished else "interrupted" if self.signal else "failed"
+        status: Status = (
+            "finished" if trial.is_finished else "interrupted" if self.signal or self.is_stopping else "failed"
+        )
         seconds = time.monotonic() - running.started
         trial.write(status=status, exit_code=code, seconds=round(seconds, 1))
         running.claim.close()
@@ -158,6 +162,7 @@ class Worker:
 
     def _stop(self) -> None:
         """Tell the trials of this worker to save, and wait until they have."""
+        self.is_stopping = True
         if self.signal and self.running:
             self.progress.say(f"{signal.Signals(self.signal).name}: {len(self.running)} trials save and end")
         for running in self.running.values():

@@ -12,6 +12,7 @@ result.json         the figures of the closing table; a run that has it is finis
 
 import fcntl
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -95,7 +96,9 @@ def _choose(config: TrainConfig) -> Path:
             return max(same, key=lambda path: path.stat().st_mtime)
         if config.resume == "must":
             raise RunError(f"no run in {root} has this configuration; give its --name, or leave out --resume")
-    return root / f"{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # an agent of W&B names its run: agents that start one in the same second must not meet in a folder
+    agents_run = f"-{os.environ['WANDB_RUN_ID']}" if os.environ.get("WANDB_RUN_ID") else ""
+    return root / f"{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}{agents_run}"
 
 
 def _take(path: Path, config: TrainConfig) -> IO:
