@@ -131,6 +131,19 @@ def test_a_failed_trial_stops_nothing_and_is_reported(tmp_path: Path, capsys: An
     assert sweep.ends() == [1, 1, 1]
 
 
+def test_the_end_of_a_log_is_the_programs_own(tmp_path: Path) -> None:
+    """`accelerate launch` ends with forty lines about a process that has said in one what is wrong."""
+    (trial,) = Sweep(tmp_path, seed=[0]).trials
+    trial.folder.mkdir(parents=True)
+    launcher = 'Traceback (most recent call last):\n  File "/x/bin/accelerate", line 8, in <module>\n' + "    x\n" * 40
+    own = 'Traceback (most recent call last):\n  File "launch/train.py", line 8, in <module>\nOSError: full\n'
+    steps = "step\n" * 99
+    trial.log.write_text(f"=== attempt 1 on a\nerror: old\n=== attempt 2 on a: x\n{steps}{own}{launcher}")
+    assert trial.end_of_log(5) == ["step", "step", *own.splitlines()]
+    trial.log.write_text(f"=== attempt 1 on a\nold\n=== attempt 2 on a\nerror: new\n{launcher}")
+    assert trial.end_of_log(5) == ["error: new"]
+
+
 def test_a_program_that_cannot_start_is_a_failed_trial(tmp_path: Path, capsys: Any) -> None:
     sweep = Sweep(tmp_path, seed=[0], lr=[0.01], command=["no_such_launcher", "${program}", "${args}"])
     assert sweep.run() == 1

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,8 +129,7 @@ def _report(folder: Path, trials: list[Trial], number: int) -> int:
     for trial in trials:
         if statuses[trial.id] == "failed":
             print(f"\n{trial.name} failed with exit code {trial.record().get('exit_code')}; the end of {trial.log}:")
-            with trial.log.open(errors="replace") as log:
-                print("".join(f"    {line}" for line in deque(log, LAST_LINES)), end="")
+            print("\n".join(f"    {line}" for line in trial.end_of_log(LAST_LINES)))
     print(f"{counts['finished']} of {len(trials)} trials finished in {folder}", end="")
     print(f", {counts['failed']} failed; --retry-failed runs these again" if counts["failed"] else "")
     if number:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import io
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -20,6 +21,9 @@ from binmask_dist.sweeps.commands import Command, agent_command
 from binmask_dist.sweeps.sweep_file import SweepError, SweepFile, settings
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.identity import configuration_id, configuration_name, trial_id
+
+ATTEMPT = "=== attempt "
+LAUNCHERS_TRACEBACK = re.compile(r'^Traceback .*\n  File ".*/accelerate", line \d+, in <module>$', re.MULTILINE)
 
 Status = Literal["waiting", "running", "interrupted", "failed", "finished"]
 
@@ -52,6 +56,15 @@ class Trial:
     @property
     def log(self) -> Path:
         return self.folder / "trial.log"
+
+    def end_of_log(self, lines: int) -> list[str]:
+        """The last lines of the last attempt, without the launcher's account of what it saw, which comes after them."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - 100_000))
+            text = file.read().decode(errors="replace")
+        attempt = re.split(f"^{ATTEMPT}.*\n", text, flags=re.MULTILINE)[-1]
+        own = LAUNCHERS_TRACEBACK.split(attempt)[0]
+        return own.splitlines()[-lines:]
 
     def record(self) -> dict[str, Any]:
         """What trial.json holds; nothing if there is none."""

@@ -17,7 +17,7 @@ from typing import IO, Any
 from binmask_dist.sweeps import minder
 from binmask_dist.sweeps.devices import Slot
 from binmask_dist.sweeps.progress import Progress, duration, seconds_left
-from binmask_dist.sweeps.trial import Status, Trial
+from binmask_dist.sweeps.trial import ATTEMPT, Status, Trial
 
 TICK = 0.1  # seconds between looks at the trials of this worker
 LOOK = 2.0  # and at the sweep folder, where other workers write
@@ -131,7 +131,7 @@ class Worker:
             seconds=None,
         )
         with trial.log.open("a") as log:
-            print(f"=== attempt {attempts(trial)} on {socket.gethostname()}: {shlex.join(words)}", file=log, flush=True)
+            print(f"{ATTEMPT}{attempts(trial)} on {socket.gethostname()}: {shlex.join(words)}", file=log, flush=True)
             process = subprocess.Popen(
                 [sys.executable, str(minder.__file__), str(os.getpid()), *words],
                 env=trial_environment(os.environ, slot),
