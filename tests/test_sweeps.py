@@ -100,12 +100,13 @@ def test_all_trials_run_each_once(tmp_path: Path, capsys: Any) -> None:
     assert record["host"]
     assert (sweep.folder / "sweep.yaml").read_text() == sweep.file.read_text()
 
-    longer = Sweep(tmp_path, seed=[1, 2, 3], lr=[0.2])
+    longer = Sweep(tmp_path, seed=[1, 2, 3], lr=[0.2], log_every=[5, 10])
     assert longer.run() == 0
     assert longer.ends() == [1, 1, 1]
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"sweep some in {sweep.folder}: 3 trials, 2 finished already, ")
-    assert said[1] == f"1 trials in {sweep.folder} are not in {sweep.file} and are left alone"
+    assert said[1] == "3 settings more would compute the same as these, and are left out"
+    assert said[2] == f"1 trials in {sweep.folder} are not in {sweep.file} and are left alone"
 
 
 def test_a_failed_trial_stops_nothing_and_is_reported(tmp_path: Path, capsys: Any) -> None:

@@ -95,7 +95,7 @@ def run_sweep(config: SweepConfig) -> int:
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(config.folder / "sweep.yaml", sweep.text)
-        print(_opening(sweep, config.folder, trials, len(slots)), flush=True)
+        print(_opening(sweep, config, trials, len(slots)), flush=True)
         worker = Worker(sweep.name, trials, slots, launcher, mode, config.retry_failed, config.wait)
         number = worker.run()
     except OSError as error:
@@ -110,10 +110,13 @@ def _wandb_mode(config: SweepConfig, trial: Trial) -> str:
     return "offline" if trial.config.wandb_mode == "auto" and "WANDB_MODE" not in os.environ else ""
 
 
-def _opening(sweep: sweep_file.SweepFile, folder: Path, trials: list[Trial], jobs: int) -> str:
+def _opening(sweep: sweep_file.SweepFile, config: SweepConfig, trials: list[Trial], jobs: int) -> str:
+    folder = config.folder
     counts = Counter(trial.status() for trial in trials)
     done = f"{counts['finished']} finished already" + (f", {counts['failed']} failed" if counts["failed"] else "")
     lines = [f"sweep {sweep.name} in {folder}: {len(trials)} trials, {done}, {jobs} at once"]
+    if same := len(sweep_file.settings(sweep, config.count, config.seed)) - len(trials):
+        lines.append(f"{same} settings more would compute the same as these, and are left out")
     others = {path.parent.name for path in folder.glob("trials/*/trial.json")} - {trial.id for trial in trials}
     if others:
         lines.append(f"{len(others)} trials in {folder} are not in {sweep.path} and are left alone")

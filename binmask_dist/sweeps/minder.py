@@ -28,9 +28,15 @@ def main(worker: int, command: list[str]) -> int:
         stopped = True
         if process:
             process.terminate()
+            signal.alarm(round(2 * PATIENCE))
+
+    def lose_patience(number: int, frame: FrameType | None) -> None:
+        if process:
+            process.kill()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGALRM, lose_patience)
     if sys.platform == "linux":
         system = ctypes.CDLL(None)
         system.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -43,8 +49,9 @@ def main(worker: int, command: list[str]) -> int:
         print(f"error: {command[0]} cannot be started: {error.strerror}", flush=True)
         return 127
     if stopped:  # before there was a process to tell
-        process.terminate()
+        stop(0, None)
     code = process.wait()
+    signal.alarm(0)
     end_orphans()
     return code if code >= 0 else 128 - code
 

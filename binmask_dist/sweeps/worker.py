@@ -20,7 +20,7 @@ from binmask_dist.sweeps.progress import Progress, duration, seconds_left
 from binmask_dist.sweeps.trial import ATTEMPT, Status, Trial
 
 TICK = 0.1  # seconds between looks at the trials of this worker
-LOOK = 2.0  # and at the sweep folder, where other workers write
+LOOK = 2.0  # and at the sweep folder, where other workers write; longer if that takes long
 
 
 @dataclass
@@ -78,13 +78,14 @@ class Worker:
             ended = [running for running in self.running.values() if running.process.poll() is not None]
             events = [self._end(running) for running in ended]
             if ended or time.monotonic() >= next_look:
+                began = time.monotonic()
                 at_work_elsewhere = self._start_trials()
                 for event in events:  # only now, so that the figures beside it hold for the time to come
                     self.progress.event(event, *self._overview())
                 if not self.running and not (self.wait and at_work_elsewhere):
                     return
                 self.progress.show(*self._overview())
-                next_look = time.monotonic() + LOOK
+                next_look = time.monotonic() + max(LOOK, 10 * (time.monotonic() - began))
             time.sleep(TICK)
 
     def _start_trials(self) -> bool:
