@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from accelerate.state import AcceleratorState, GradientState
 from jobs import ROOT, records, result
 from ranks.launchers import calls, run, started, stub, wait_for
 from safetensors.torch import load_file
@@ -27,6 +28,8 @@ from sklearn.datasets import load_wine
 from binmask_dist.sweeps import sweep_file
 from binmask_dist.sweeps.main import main, parse_sweep
 from binmask_dist.sweeps.trial import Trial, make_trials
+from binmask_dist.training.config import parse_config
+from binmask_dist.training.main import accelerator_for, train
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")
 PLAIN = ["${interpreter}", "${program}", "${args}"]
@@ -184,6 +187,19 @@ def test_a_worker_waits_for_others_unless_told_not_to(tmp_path: Path, capsys: An
     assert sweep.starts() == {sweep.trials[0].id: 1}
 
 
+def test_accelerate_launch_and_what_it_started_end_with_the_worker(tmp_path: Path) -> None:
+    """Its launcher of a single process passes no signal on, and the stand-in does not look for its launcher."""
+    launcher = ["${env}", "accelerate", "launch", "--num_processes=1", "--num_machines=1", "--mixed_precision=no"]
+    command = [*launcher, "--dynamo_backend=no", "${program}", "${args}"]
+    sweep = Sweep(tmp_path, seed=[0], lr=[100.0], command=command)
+    (trial,) = sweep.trials
+    with sweep.worker() as worker:
+        wait_for(lambda: lines(trial.folder / "starts"), 60)
+        worker.kill()
+    wait_for(trial.claim, 10)
+    assert not psutil.pid_exists(int((trial.folder / "starts").read_text().split()[0]))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_the_sweep_goes_on_later(tmp_path: Path, number: int, capfd: Any) -> None:
     sweep = Sweep(tmp_path, seed=[0, 1], lr=[30.0])
@@ -317,12 +333,11 @@ def checkpoints(trial: Trial) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_real_sweep_with_two_workers_one_of_them_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_sweep_with_two_workers_one_of_them_killed(tmp_path: Path) -> None:
     """Two configurations, three seeds; the trial that was cut short ends with the masks that it has alone."""
-    monkeypatch.delenv("WANDB_MODE")
-    train = dict(program="launch/train.py", lam=[1e-4, 1e-3], seed=[0, 1, 2])
+    values = dict(program="launch/train.py", lam=[1e-4, 1e-3], seed=[0, 1, 2])
     options = [*OPTIONS, wine(tmp_path / "wine.csv")]
-    sweep = Sweep(tmp_path, **train, command=[*PLAIN[:2], *options, "--trackers=[]", PLAIN[2]])
+    sweep = Sweep(tmp_path, **values, command=[*PLAIN[:2], *options, "--trackers=[]", PLAIN[2]])
     ours, theirs = sweep.trials[:2]
     with sweep.worker("--jobs=1") as first:
         wait_for(lambda: ours.status() == "running", 20)
@@ -343,18 +358,25 @@ def test_a_real_sweep_with_two_workers_one_of_them_killed(tmp_path: Path, monkey
         assert [record["epoch"] for record in records(trial.folder)] == list(range(8))
     assert "=== attempt 2 on " in ours.log.read_text()
 
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    launcher = ["${env}", "accelerate", "launch", "--num_processes=1", "--num_machines=1", "--mixed_precision=no"]
-    launcher += ["--dynamo_backend=no", "${program}"]
-    same = Sweep(alone, **train, command=[*launcher, *options, "${args}"])
-    assert same.run("--count=1") == 0
-    assert same.trials[0].id == ours.id
-    mine, other = (load_file(trial.folder / "masks.safetensors") for trial in (ours, same.trials[0]))
+    (tmp_path / "alone").mkdir()
+    same = Sweep(tmp_path / "alone", **values, command=[*PLAIN[:2], *options, PLAIN[2]]).trials[0]
+    assert same.id == ours.id
+    words = same.words(same.command.launcher, "some_sweep", "offline")
+    same.folder.mkdir(parents=True)
+    train_alone(words[words.index("launch/train.py") + 1 :])
+    mine, other = (load_file(trial.folder / "masks.safetensors") for trial in (ours, same))
     assert mine.keys() == other.keys()
     assert 0.01 < result(ours.folder)["sparsity"] < 0.99
     assert all(torch.equal(mine[key], other[key]) for key in mine)
-    (kept,) = same.trials[0].folder.glob("wandb/offline-run-*/*.wandb")
+    (kept,) = same.folder.glob("wandb/offline-run-*/*.wandb")
     content = kept.read_bytes()
-    assert same.trials[0].name.split(" seed")[0].encode() in content  # the group
-    assert b"some" in content
+    assert same.name.split(" seed")[0].encode() in content  # the group
+    assert b"some_sweep" in content
+
+
+def train_alone(arguments: list[str]) -> None:
+    """The same command line, in this process, where most is imported already."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    config = parse_config(arguments)
+    train(config, accelerator_for(config))
