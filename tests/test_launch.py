@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ranks.launchers import ROOT, calls, environment, run, started, stub, wait_for
 
+from binmask_dist.sweeps.main import parse_sweep
 from binmask_dist.training.config import TrainConfig
 
 JOB = {"SLURM_JOB_ID": "34242", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2"}
@@ -113,16 +114,47 @@ def test_at_the_time_limit(tmp_path: Path, last_word: str, queued_again: bool) -
     assert calls(tmp_path)[2:] == ["scancel --signal=TERM 34242.0", *requeue]
 
 
-def test_the_directives_stand_before_the_first_command() -> None:
+@pytest.mark.parametrize(("script", "own"), [("slurm", "--ntasks-per-node=1"), ("sweep", "--array=0-3")])
+def test_the_directives_stand_before_the_first_command(script: str, own: str) -> None:
     """SLURM would not read them further down, without a word."""
-    lines = (ROOT / "launch" / "slurm.sbatch").read_text().splitlines()
+    lines = (ROOT / "launch" / f"{script}.sbatch").read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     directives = {number: line for number, line in enumerate(lines) if line.startswith("#SBATCH")}
     assert max(directives) < first
-    assert {"#SBATCH --ntasks-per-node=1", "#SBATCH --signal=B:USR1@180"} <= set(directives.values())
+    assert {f"#SBATCH {own}", "#SBATCH --signal=B:USR1@180"} <= set(directives.values())
 
 
 def test_outside_of_slurm_and_of_the_project(tmp_path: Path) -> None:
     assert "this is a job for SLURM; submit it with sbatch" in run("slurm.sbatch").stderr
     done = run("slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
     assert f"there is no launch/multi_node.sh in {tmp_path}; submit from the project's folder" in done.stderr
+
+
+# A sweep as an array: each task is a worker.
+TASK = {"SLURM_JOB_ID": "34242", "SLURM_SUBMIT_DIR": str(ROOT)}
+
+
+def test_a_task_of_the_slurm_array(tmp_path: Path) -> None:
+    path = stub(tmp_path, "srun", "exit 3")
+    done = run("sweep.sbatch", "configs/sweeps/digits.yaml", "--jobs=2", PATH=path, **TASK)
+    assert done.returncode == 3, done.stderr
+    words = "srun --ntasks 1 python launch/sweep.py configs/sweeps/digits.yaml --jobs=2 --wait false"
+    assert calls(tmp_path) == [words]  # and nothing more: a sweep with failed trials is not queued again
+    assert "this is a job for SLURM; submit it with sbatch" in run("sweep.sbatch").stderr
+    done = run("sweep.sbatch", **{**TASK, "SLURM_SUBMIT_DIR": str(tmp_path)})
+    assert f"there is no launch/sweep.py in {tmp_path}; submit from the project's folder" in done.stderr
+    assert parse_sweep(words.split()[5:]).wait is False
+
+
+@pytest.mark.parametrize(("last_word", "queued_again"), [("exit 143", True), ("exit 1", False), ("exit 0", False)])
+def test_a_task_at_its_time_limit(tmp_path: Path, last_word: str, queued_again: bool) -> None:
+    ready = tmp_path / "ready"
+    stub(tmp_path, "scontrol")
+    stub(tmp_path, "scancel", f'kill -TERM "$(cat {ready})"')
+    path = stub(tmp_path, "srun", f"trap '{last_word}' TERM; echo $$ > {ready}; while true; do sleep 0.1; done")
+    with started(tmp_path / "log", [str(ROOT / "launch" / "sweep.sbatch"), "x.yaml"], PATH=path, **TASK) as job:
+        wait_for(lambda: ready.exists() and ready.read_text(), 10)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(10) == int(last_word.split()[1])
+    requeue = ["scontrol requeue 34242"] if queued_again else []
+    assert calls(tmp_path)[1:] == ["scancel --signal=TERM 34242.0", *requeue]

@@ -21,7 +21,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
 from jobs import ROOT, records, result
-from ranks.launchers import calls, run, started, stub, wait_for
+from ranks.launchers import wait_for
 from safetensors.torch import load_file
 from sklearn.datasets import load_wine
 
@@ -285,36 +285,6 @@ def test_the_script(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         runpy.run_path("launch/sweep.py", run_name="__main__")
     assert exit.value.code == 0
     assert capsys.readouterr().out.count("accelerate launch") == 2
-
-
-# There is no SLURM here: its commands are stubs, which write down how they were called.
-JOB = {"SLURM_JOB_ID": "34242", "SLURM_SUBMIT_DIR": str(ROOT)}
-
-
-def test_a_task_of_the_slurm_array(tmp_path: Path) -> None:
-    path = stub(tmp_path, "srun", "exit 3")
-    done = run("sweep.sbatch", "configs/sweeps/digits.yaml", "--jobs=2", PATH=path, **JOB)
-    assert done.returncode == 3, done.stderr
-    words = "srun --ntasks 1 python launch/sweep.py configs/sweeps/digits.yaml --jobs=2 --wait false"
-    assert calls(tmp_path) == [words]  # and nothing more: a sweep with failed trials is not queued again
-    assert "this is a job for SLURM; submit it with sbatch" in run("sweep.sbatch").stderr
-    done = run("sweep.sbatch", **{**JOB, "SLURM_SUBMIT_DIR": str(tmp_path)})
-    assert f"there is no launch/sweep.py in {tmp_path}; submit from the project's folder" in done.stderr
-    assert parse_sweep(words.split()[5:]).wait is False
-
-
-@pytest.mark.parametrize(("last_word", "queued_again"), [("exit 143", True), ("exit 1", False), ("exit 0", False)])
-def test_a_task_at_its_time_limit(tmp_path: Path, last_word: str, queued_again: bool) -> None:
-    ready = tmp_path / "ready"
-    stub(tmp_path, "scontrol")
-    stub(tmp_path, "scancel", f'kill -TERM "$(cat {ready})"')
-    path = stub(tmp_path, "srun", f"trap '{last_word}' TERM; echo $$ > {ready}; while true; do sleep 0.1; done")
-    with started(tmp_path / "log", [str(ROOT / "launch" / "sweep.sbatch"), "x.yaml"], PATH=path, **JOB) as job:
-        wait_for(lambda: ready.exists() and ready.read_text(), 10)
-        job.send_signal(signal.SIGUSR1)
-        assert job.wait(10) == int(last_word.split()[1])
-    requeue = ["scontrol requeue 34242"] if queued_again else []
-    assert calls(tmp_path)[1:] == ["scancel --signal=TERM 34242.0", *requeue]
 
 
 OPTIONS = ["--task=tabular", "--model=mlp_bn", "--epochs=8", "--batch_size=16", "--checkpoint_every=4"]

@@ -150,10 +150,11 @@ class Worker:
         del self.running[trial.id]
         self.free.append(running.slot)
         self.free.sort(key=lambda slot: slot.number)
-        status: Status = (
-            "finished" if trial.is_finished else "interrupted" if self.signal or self.is_stopping else "failed"
-        )
         seconds = time.monotonic() - running.started
+        status: Status = "interrupted" if self.signal or self.is_stopping else "failed"
+        if trial.is_finished:
+            status = "finished"
+            self.finished[trial.id] = seconds
         trial.write(status=status, exit_code=code, seconds=round(seconds, 1))
         running.claim.close()
         text = f"{trial.name} {status} after {duration(seconds)}"
