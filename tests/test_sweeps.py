@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -23,8 +24,10 @@ from accelerate.state import AcceleratorState, GradientState
 from jobs import ROOT, records, result
 from ranks.launchers import wait_for
 from safetensors.torch import load_file
+from scipy import stats
 from sklearn.datasets import load_wine
 
+from binmask_dist.report.main import ReportOptions, make_report
 from binmask_dist.sweeps import sweep_file
 from binmask_dist.sweeps.main import main, parse_sweep
 from binmask_dist.sweeps.trial import Trial, make_trials
@@ -327,6 +330,7 @@ def test_a_real_sweep_with_two_workers_one_of_them_killed(tmp_path: Path) -> Non
         assert len(json.loads((trial.folder / "environment.json").read_text())) == times
         assert [record["epoch"] for record in records(trial.folder)] == list(range(8))
     assert "=== attempt 2 on " in ours.log.read_text()
+    check_report(sweep)
 
     (tmp_path / "alone").mkdir()
     same = Sweep(tmp_path / "alone", **values, command=[*PLAIN[:2], *options, PLAIN[2]]).trials[0]
@@ -342,6 +346,23 @@ def test_a_real_sweep_with_two_workers_one_of_them_killed(tmp_path: Path) -> Non
     content = kept.read_bytes()
     assert same.name.split(" seed")[0].encode() in content  # the group
     assert b"some_sweep" in content
+
+
+def check_report(sweep: Sweep) -> None:
+    """Its numbers are scipy's of the raw files."""
+    make_report(ReportOptions([str(sweep.folder)]))
+    (problem,) = json.loads((sweep.folder / "report" / "summary.json").read_text())["problems"]
+    assert sorted(each["settings"]["lam"] for each in problem["configurations"]) == [1e-4, 1e-3]
+    for each in problem["configurations"]:
+        raw = [result(trial.folder) for trial in sweep.trials if trial.config.lam == each["settings"]["lam"]]
+        assert len(raw) == 3
+        for name in ("test_accuracy", "sparsity"):
+            values = np.array([one[name] for one in raw])
+            error = values.std(ddof=1) / 3**0.5
+            found = each["metrics"][name]
+            assert found["mean"] == pytest.approx(values.mean())
+            assert found["std"] == pytest.approx(values.std(ddof=1), abs=1e-12)
+            assert found["high"] - found["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * error, abs=1e-12)
 
 
 def train_alone(arguments: list[str]) -> None:
