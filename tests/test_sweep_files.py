@@ -197,7 +197,7 @@ def test_options_are_checked(option: str, capsys: Any) -> None:
 
 def test_options() -> None:
     config = parse_sweep(["configs/sweeps/x.yaml", "--retry-failed", "--wait=false", "--jobs", "3"])
-    assert (config.folder, config.retry_failed, config.wait, config.jobs) == (Path("sweeps/x"), True, False, 3)
+    assert (config.folder, config.retry_failed, config.wait, config.jobs) == (Path("runs/sweeps/x"), True, False, 3)
     assert parse_sweep(["x.yaml", "--retry_failed"]).retry_failed
 
 

@@ -21,7 +21,8 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 SELECTED = 6  # configurations in a figure of curves over training; the last colour is left for dense
 HEAT_MAPS = 4
-_TICKS = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
+# densities with a tick, in percent: coarse ones, and finer ones for a short axis
+_TICKS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
 
 
 @dataclass
@@ -87,11 +88,16 @@ def _sparsity_axis(axes: Axes, sparsities: Sequence[float]) -> bool:
         return False
     axes.set_xscale("log")
     axes.invert_xaxis()
-    shown = [100 - tick for tick in _TICKS if min(densities) / 1.5 <= 100 - tick <= 1.5 * max(densities)]
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda density, _: f"{100 - density:g}"))
+    axes.xaxis.set_major_locator(FixedLocator(_density_ticks(min(densities) / 1.2, 1.2 * max(densities))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda density, _: f"{100 - density:.6g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     return True
+
+
+def _density_ticks(low: float, high: float) -> list[float]:
+    ladders = ([digit * 10.0**power for power in range(-4, 3) for digit in digits] for digits in _TICKS)
+    coarse, fine = ([tick for tick in ladder if low <= tick <= min(high, 100)] for ladder in ladders)
+    return coarse if len(coarse) >= 4 else fine
 
 
 def _draw_curve(

@@ -43,7 +43,7 @@ def parse_sweep(args: Sequence[str] | None = None) -> SweepConfig:
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, help="a sweep file, such as configs/sweeps/digits.yaml")
-    parser.add_argument("--folder", type=Path | None, help="sweep folder; left out: sweeps/ and the file's name")
+    parser.add_argument("--folder", type=Path | None, help="sweep folder; left out: runs/sweeps/ and the file's name")
     parser.add_argument("--jobs", type=int | None, help="trials at once; left out: as many as GPUs or cores allow")
     parser.add_argument("--count", type=int | None, help="number of trials; needed if the method is random")
     parser.add_argument("--seed", type=int, default=0, help="seed of what a random sweep draws; not that of a trial")
@@ -63,7 +63,7 @@ def parse_sweep(args: Sequence[str] | None = None) -> SweepConfig:
         if values[key] is not None and values[key] < 1:
             parser.error(f"{key} must be above zero, not {values[key]}")
     file = Path(str(values.pop("file")))
-    folder = Path(str(values.pop("folder") or Path("sweeps") / file.stem))
+    folder = Path(str(values.pop("folder") or Path("runs/sweeps") / file.stem))
     return SweepConfig(file=file, folder=folder, **values)
 
 

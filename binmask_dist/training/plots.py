@@ -124,7 +124,7 @@ def heat_map(axes: Axes, layers: Sequence[str], sparsity: np.ndarray) -> AxesIma
     named = len(layers) <= NAMED_LAYERS
     if named:
         axes.set_yticks(range(len(layers)), layers, fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set(xlabel="epoch", ylabel="" if named else "layer, from input to output")
     return image
 
