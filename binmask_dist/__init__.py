@@ -2,6 +2,7 @@
 
 from binmask_dist.engines.accelerator import make_accelerator
 from binmask_dist.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from binmask_dist.method.input_mask import InputMask
 from binmask_dist.method.optimizer import BinMask, Flips
 from binmask_dist.method.patch import patch
 from binmask_dist.method.targets import Plan
@@ -11,6 +12,7 @@ __all__ = [
     "BinMask",
     "CheckpointError",
     "Flips",
+    "InputMask",
     "Plan",
     "load_checkpoint",
     "make_accelerator",

@@ -187,6 +187,11 @@ def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
     torch.addcmul(weight.new_zeros(()), weight, _mask(latent).to(weight.dtype), out=param)
 
 
+def smooth_(smoothed: Tensor, latent: Tensor, gamma: float) -> None:
+    """The smoothed mask of section 2.2, once b is known: gamma * smoothed + (1 - gamma) * b."""
+    smoothed.mul_(gamma).add_(_mask(latent), alpha=1 - gamma)
+
+
 def _mask(latent: Tensor, name: str = "mask") -> Tensor:
     """b as floating point numbers: eager torch is several times slower on a mixture with bools."""
     return torch.ge(latent, 0, out=scratch_like(name, latent))

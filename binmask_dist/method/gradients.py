@@ -33,7 +33,9 @@ def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exac
                 continue
             grad = local_part(param.grad)
             latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
-            if latent is None:
+            if of_masked and group.get("fixed"):  # an input mask has no g_W, but may have a gradient that is not finite
+                plain.setdefault(shard_groups(param), []).append(grad * 0)
+            elif latent is None:
                 plain.setdefault(shard_groups(param), []).append(grad)
             elif exact:
                 plain.setdefault(shard_groups(param), []).append(grad * (local_part(latent) >= 0))

@@ -11,6 +11,7 @@ The model's parameter p holds the product W * b. The state of p holds, beside wh
     latent_exp_avg_sq   fp32, Adam's second moment
     latent_step         how many times the latent was updated
     flips               how many masks flipped since the start, and how many started off
+    smoothed            fp32, input masks only: the average of b over the last steps
 
 What a loop reads in p.grad before `step()` is g = dL/d(W * b); afterwards it may be g_W = g * b.
 
@@ -31,7 +32,7 @@ from torch.optim import Optimizer
 from binmask_dist.method import algorithm, readout
 from binmask_dist.method.gradients import gradient_norm, scale
 from binmask_dist.method.layout import runs_under_zero
-from binmask_dist.method.state import MASK_KEYS, MaskedStep, all_on, make_state
+from binmask_dist.method.state import MASK_KEYS, InputStep, MaskedStep, all_on, make_state
 from binmask_dist.method.targets import Plan
 from binmask_dist.method.updates import known_update
 
@@ -156,7 +157,7 @@ class BinMask(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._only_makes_state():
-            self.inner.step()
+            self._make_inner_state()
         else:
             clip = self._clip_coefficient()
             if clip is None:
@@ -187,16 +188,17 @@ class BinMask(Optimizer):
                 if "latent" not in self.state[param]:
                     self.state[param].update(state)
 
-    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[MaskedStep]:
+    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[MaskedStep | InputStep]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
-        steps: dict[tuple[int, float], MaskedStep] = {}  # one in nearly every group
+        steps: dict[tuple[int, float], MaskedStep | InputStep] = {}  # one in nearly every group
         for param in group["params"]:
             state = self.state.get(param, {})
             if param.grad is not None and param.grad.is_sparse:
                 raise TypeError("a masked weight has a sparse gradient; leave it out with exclude=")
-            if param.grad is None or (all_on(group, state) and not learns):
+            fixed = group.get("fixed", False)
+            if param.grad is None or (all_on(group, state) and not learns and not fixed):
                 continue
             if "latent" not in state:
                 state = make_state(param, group, self.model)
@@ -212,7 +214,11 @@ class BinMask(Optimizer):
                     clip=clip,
                 )
                 update = known_update(self.inner, group)
-                steps[number, update_number] = MaskedStep(group, scalars, update_number, learns, update)
+                steps[number, update_number] = (
+                    InputStep(group, scalars, learns)
+                    if fixed
+                    else MaskedStep(group, scalars, learns, update, update_number)
+                )
             steps[number, update_number].add(param, state)
         return steps.values()
 
@@ -229,6 +235,16 @@ class BinMask(Optimizer):
             and all(float(group.get("lr", 1.0)) == 0.0 for group in self.param_groups)
             and gradient_norm(self.param_groups, self.state, of_masked=False) == 0.0  # on all ranks alike
         )
+
+    def _make_inner_state(self) -> None:
+        """Let U make its state for what it updates, which input masks are not part of."""
+        fixed = [param for group in self.masked_groups if group.get("fixed") for param in group["params"]]
+        grads = [param.grad for param in fixed]
+        for param in fixed:
+            param.grad = None
+        self.inner.step()
+        for param, grad in zip(fixed, grads, strict=True):
+            param.grad = grad
 
     def _clip_coefficient(self) -> float | None:
         """What g_W is multiplied by, or None if a gradient is not finite and the step must change nothing."""
@@ -287,6 +303,10 @@ class BinMask(Optimizer):
     def masks(self) -> dict[str, Tensor]:
         """Name -> bool tensor, whole, on every rank."""
         return readout.masks(self)
+
+    def smoothed_masks(self) -> dict[str, Tensor]:
+        """Of the input masks: name -> fp32 tensor, whole, on every rank; zeros before the first step."""
+        return readout.smoothed_masks(self)
 
     def apply_masks_(self, model: nn.Module) -> None:
         """Mask another copy of the model: an average of W * b over steps (EMA) is not sparse where masks flipped."""

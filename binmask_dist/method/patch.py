@@ -13,6 +13,7 @@ from binmask_dist.method.layout import NOT_IN_MODEL
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.targets import Plan, make_plan
 
+GAMMA = 0.9  # of the smoothed masks of inputs
 WORTH_COMPILING = 2**20  # masked weights; with fewer, compiling takes longer than it can save
 
 
@@ -34,6 +35,8 @@ def patch(
     max_grad_norm: float | None = None,
     check_finite: bool = True,
     from_zeros: bool = False,
+    input_lam: float | None = None,
+    input_alpha0: float = 0.02,
     compile: bool | None = None,
 ) -> BinMask:
     """Train `model` with BinMask: give the result to `accelerator.prepare` in place of `optimizer`.
@@ -43,7 +46,8 @@ def patch(
 
     lam            penalty for each weight that is on
     epochs         E of Algorithm 1: how many epochs training will take
-    targets        "auto" (convolution and linear weights), a regex matched in full, or a list of names; see the plan
+    targets        "auto" (convolution and linear weights), a regex matched in full, or a list of names; see the plan.
+                   Input masks are always among them; "inputs": they alone
     exclude        the same forms, checked first
     alpha0, alpha1 where latents start, and the bound they are clipped to
     mask_lr        the latents' learning rate, annealed to mask_lr_final by a cosine in whole epochs
@@ -51,11 +55,16 @@ def patch(
     max_grad_norm  clip by the norm of g_W, in which masked entries do not count
     check_finite   a step whose gradients have a NaN or inf changes nothing; reads every gradient once more
     from_zeros     the model is sparse already: weights that are zero start off
+    input_lam      lam of input masks; by default lam
+    input_alpha0   alpha0 of input masks
     compile        compile the step, and with it the update of torch's SGD, Adam and AdamW; by default if there are
                    enough weights to be worth it
     """
     _check(optimizer, lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
+    input_lam = lam if input_lam is None else input_lam
+    _check_penalty("input_lam", input_lam)
+    _check_start("input_alpha0", input_alpha0, alpha1)
     owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
     if not any(id(param) in owned for param in model.parameters()):
         raise ValueError(
@@ -87,22 +96,31 @@ def patch(
         "skipped_steps": 0,
         "grad_norm": None,
     }
-    _split_groups(model, optimizer, plan, hyper_parameters)
+    # fixed: U leaves W at one
+    of_inputs = {**hyper_parameters, "lam": input_lam, "alpha0": input_alpha0, "fixed": True, "gamma": GAMMA}
+    _split_groups(model, optimizer, plan, hyper_parameters, of_inputs)
     return BinMask(optimizer, plan, model)
 
 
-def _split_groups(model: nn.Module, optimizer: Optimizer, plan: Plan, hyper_parameters: dict[str, Any]) -> None:
-    """Part every group into its unmasked and its masked weights, with names."""
+def _split_groups(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    hyper_parameters: dict[str, Any],
+    of_inputs: dict[str, Any],
+) -> None:
+    """Part every group into its unmasked weights, its masked ones and its input masks, with names."""
     names = {id(param): name for name, param in model.named_parameters()}
-    masked = {id(param) for param in plan.masked.values()}
+    kinds = {id(param): "input" if name in plan.inputs else "masked" for name, param in plan.masked.items()}
+    extras: dict[str, dict[str, Any]] = {"unmasked": {}, "masked": hyper_parameters, "input": of_inputs}
     groups = []
     for index, group in enumerate(optimizer.param_groups):
         named = [
             (names.get(id(param), f"{NOT_IN_MODEL}{index}.{place}"), param)
             for place, param in enumerate(group["params"])
         ]
-        for is_masked, extra in ((False, {}), (True, hyper_parameters)):
-            part = [(name, param) for name, param in named if (id(param) in masked) is is_masked]
+        for kind, extra in extras.items():
+            part = [(name, param) for name, param in named if kinds.get(id(param), "unmasked") == kind]
             if part:
                 part_names, params = (list(column) for column in zip(*part, strict=True))
                 groups.append({**group, "params": params, "param_names": part_names, **extra})
@@ -127,18 +145,26 @@ def _check(
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError("patch changes the optimizer's groups; make the learning-rate scheduler after patch")
-    if not (isinstance(lam, int | float) and math.isfinite(lam) and lam >= 0):
-        raise ValueError(f"lam must be a finite number, 0 or more, not {lam!r}")
+    _check_penalty("lam", lam)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ValueError(f"epochs must be a whole number, 1 or more, not {epochs!r}")
     if not alpha1 > 0:
         raise ValueError(f"alpha1 must be positive, not {alpha1!r}")
-    if not 0 <= alpha0 <= alpha1:
-        raise ValueError(f"alpha0 must lie between 0 and alpha1 ({alpha1}), not {alpha0!r}: masks start on")
+    _check_start("alpha0", alpha0, alpha1)
     if not 0 <= warmup <= 1:
         raise ValueError(f"warmup is a fraction of the epochs, between 0 and 1, not {warmup!r}")
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
+
+
+def _check_penalty(name: str, lam: Any) -> None:
+    if not (isinstance(lam, int | float) and math.isfinite(lam) and lam >= 0):
+        raise ValueError(f"{name} must be a finite number, 0 or more, not {lam!r}")
+
+
+def _check_start(name: str, alpha0: float, alpha1: float) -> None:
+    if not 0 <= alpha0 <= alpha1:
+        raise ValueError(f"{name} must lie between 0 and alpha1 ({alpha1}), not {alpha0!r}: masks start on")
 
 
 def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, float], mask_eps: float) -> None:

@@ -117,6 +117,19 @@ def masks(binmask: "BinMask") -> dict[str, Tensor]:
     return gathered
 
 
+def smoothed_masks(binmask: "BinMask") -> dict[str, Tensor]:
+    """Name of an input mask -> its average over the last steps, whole, on every rank."""
+    groups = [group for group in binmask.masked_groups if group.get("fixed")]
+    gathered = {}
+    for name, place in placements(groups, binmask.model).items():
+        smoothed = None
+        if place.holder is not None:
+            kept = binmask.state.get(place.holder, {}).get("smoothed")
+            smoothed = place.local(torch.zeros_like(place.holder, dtype=torch.float32) if kept is None else kept)
+        gathered[name] = place.gather(smoothed, torch.float32).detach().clone()
+    return gathered
+
+
 def _local_keep(binmask: "BinMask", place: Placement) -> Tensor | None:
     latent = _local_latent(binmask, place)
     return None if latent is None else latent >= 0

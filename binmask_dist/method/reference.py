@@ -4,7 +4,7 @@ Weights and latents are separate leaves, the mask is a straight-through function
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,13 +61,21 @@ class Reference:
         mask_lr_final: float = 1e-5,
         warmup: float = 0.1,
         adam: Callable[[], Callable[[Tensor, Tensor, float], Tensor]] = Adam,
+        inputs: Sequence[str] = (),  # those of `masked` that are input masks: W is one, and no weight of U
+        input_lam: float | None = None,
+        input_alpha0: float = 0.02,
+        gamma: float = 0.9,
     ) -> None:
         self.model = model
         self.weights = dict(model.named_parameters())
-        self.optimizer = make_optimizer(list(self.weights.values()))  # U
-        self.latents = {name: torch.full_like(self.weights[name], alpha0).requires_grad_() for name in masked}
+        self.optimizer = make_optimizer([w for name, w in self.weights.items() if name not in inputs])  # U
+        starts = {name: input_alpha0 if name in inputs else alpha0 for name in masked}
+        self.latents = {name: torch.full_like(self.weights[name], starts[name]).requires_grad_() for name in masked}
         self.adam = {name: adam() for name in masked}
-        self.lam, self.epochs, self.alpha1 = lam, epochs, alpha1
+        self.lam = {name: input_lam if name in inputs and input_lam is not None else lam for name in masked}
+        self.epochs, self.alpha1 = epochs, alpha1
+        self.smoothed = {name: torch.zeros_like(self.weights[name]) for name in inputs}
+        self.gamma = gamma
         self.eta0, self.eta1 = mask_lr, mask_lr_final
         self.waiting = round(warmup * epochs)
         self.flips = [0, 0]
@@ -84,9 +92,11 @@ class Reference:
         """One inner iteration. `loss_of` evaluates the model with the given parameters."""
         self.optimizer.zero_grad()
         b = {name: Quantise.apply(latent) for name, latent in self.latents.items()}
+        for name, smoothed in self.smoothed.items():
+            self.smoothed[name] = self.gamma * smoothed + (1 - self.gamma) * b[name].detach()
         products = {name: w * b[name] if name in b else w for name, w in self.weights.items()}
         loss = loss_of(self.model, products)
-        penalty = sum(self.lam / 2 * (mask * mask).sum() for mask in b.values())
+        penalty = sum(self.lam[name] / 2 * (mask * mask).sum() for name, mask in b.items())
         gradients = torch.autograd.grad(loss + penalty, list(self.latents.values()), retain_graph=True)
         loss.backward()
         for latent in self.latents.values():

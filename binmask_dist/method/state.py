@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from binmask_dist.method import kernels
+from binmask_dist.method import algorithm, kernels
 from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.layout import local_part, placements, runs_under_zero, sharded_like
 from binmask_dist.method.updates import KnownUpdate
 
-MASK_KEYS = ("weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_step", "flips")
+MASK_KEYS = ("weight", "latent", "latent_exp_avg", "latent_exp_avg_sq", "latent_step", "flips", "smoothed")
 
 
 def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) -> dict[str, Tensor]:
-    """The entries of MASK_KEYS for a weight whose mask has not learnt yet."""
+    """The entries of MASK_KEYS for a weight whose mask has not learnt yet; "smoothed" is for input masks alone."""
     latent = torch.full_like(param, group["alpha0"], dtype=torch.float32, requires_grad=False)
     local = local_part(latent)
     if group["from_zeros"]:
@@ -27,13 +27,15 @@ def make_state(param: Tensor, group: dict[str, Any], model: nn.Module | None) ->
         padding = ~_real_elements(param, local, group, model)
         starts_off -= int(torch.count_nonzero(local[padding] < 0))
         local[padding] = -group["alpha1"]
+    smoothed = {"smoothed": torch.zeros_like(latent)} if group.get("fixed") else {}
     return {
-        "weight": param.detach().clone(),
+        "weight": torch.ones_like(param, requires_grad=False) if group.get("fixed") else param.detach().clone(),
         "latent": latent,
         "latent_exp_avg": torch.zeros_like(latent),
         "latent_exp_avg_sq": torch.zeros_like(latent),
         "latent_step": torch.zeros(()),
         "flips": sharded_like(param, torch.tensor([0, starts_off], device=local.device)),
+        **smoothed,
     }
 
 
@@ -53,25 +55,16 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
     return not state or "latent_step" not in state or state["latent_step"].item() == 0
 
 
-class MaskedStep:
-    """One step of those masked weights of a group that were updated as often.
+class Step:
+    """One step of those parameters of a masked group that were updated as often, around the user's optimizer."""
 
-    Between its two halves p holds W, and its gradient is g_W. Where U is known, the first half can do everything; p has
-    no gradient then, and the optimizer passes it by.
-    """
-
-    def __init__(
-        self, group: dict[str, Any], scalars: Scalars, update_step: float, learns: bool, update: KnownUpdate | None
-    ) -> None:
+    def __init__(self, group: dict[str, Any], scalars: Scalars, learns: bool) -> None:
         self.group = group
         self.scalars = scalars
-        self.update_step = update_step  # which step of U this is, where it counts
         self.learns = learns
-        self.update = update
         self.params: list[Tensor] = []
         self.states: list[dict[str, Any]] = []
         self.grads: list[Any] = []
-        self.exchanged: list[int] = []  # the weights of which p holds W
 
     def add(self, param: Tensor, state: dict[str, Any]) -> None:
         """`state` is the parameter's, or a new one that is not in the optimizer's yet."""
@@ -79,8 +72,53 @@ class MaskedStep:
         self.states.append(state)
         self.grads.append(param.grad)
 
+    def _rows(self) -> list[tuple[Tensor, ...]]:
+        """(g, W, latent, its two moments) of each parameter."""
+        return [(local_part(grad), *_local_state(state)) for grad, state in zip(self.grads, self.states, strict=True)]
+
+    def _give_gradients_back(self) -> None:
+        for param, grad in zip(self.params, self.grads, strict=True):
+            param.grad = grad
+
+    def _multiply(self, indices: Sequence[int]) -> None:
+        """p = W * b."""
+        rows = []
+        for index in indices:
+            weight, latent, *_ = _local_state(self.states[index])
+            rows.append((local_part(self.params[index].detach()), weight, latent))
+        kernels.product_(rows, self.group["compile"])
+
+    def _count(self, flips: list[Tensor | None]) -> None:
+        """Note that the latents were updated, and how many masks flipped in each parameter."""
+        torch._foreach_add_([state["latent_step"] for state in self.states], 1)
+        # an empty shard has no count
+        counted = [(state, count) for state, count in zip(self.states, flips, strict=True) if count is not None]
+        if counted:
+            totals = [local_part(state["flips"])[0] for state, _ in counted]
+            torch._foreach_add_(totals, [count for _, count in counted])
+
+
+class MaskedStep(Step):
+    """Of masked weights. Between its two halves p holds W, and its gradient is g_W.
+
+    Where U is known, the first half can do everything; p has no gradient then, and the optimizer passes it by.
+    """
+
+    def __init__(
+        self,
+        group: dict[str, Any],
+        scalars: Scalars,
+        learns: bool,
+        update: KnownUpdate | None,
+        update_step: float,  # which step of U this is, where it counts
+    ) -> None:
+        super().__init__(group, scalars, learns)
+        self.update = update
+        self.update_step = update_step
+        self.exchanged: list[int] = []  # the weights of which p holds W
+
     def before_inner(self) -> None:
-        rows = [(local_part(grad), *_local_state(state)) for grad, state in zip(self.grads, self.states, strict=True)]
+        rows = self._rows()
         for param, state, (_, weight, *_) in zip(self.params, self.states, rows, strict=True):
             if all_on(self.group, state):  # W has been p so far
                 weight.copy_(local_part(param))
@@ -100,15 +138,10 @@ class MaskedStep:
             self._count(flips)
 
     def after_inner(self) -> None:
-        for param, grad in zip(self.params, self.grads, strict=True):
-            param.grad = grad
+        self._give_gradients_back()
         exchanged, self.exchanged = self.exchanged, []
         self._exchange(exchanged)
-        rows = []
-        for index in exchanged:
-            weight, latent, *_ = _local_state(self.states[index])
-            rows.append((local_part(self.params[index].detach()), weight, latent))
-        kernels.product_(rows, self.group["compile"])
+        self._multiply(exchanged)
 
     def _one_pass(self, rows: list[tuple[Tensor, ...]]) -> list[Tensor | None]:
         """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own.
@@ -130,14 +163,6 @@ class MaskedStep:
                 state["step"] += 1
         return flips
 
-    def _count(self, flips: list[Tensor | None]) -> None:
-        torch._foreach_add_([state["latent_step"] for state in self.states], 1)
-        # an empty shard has no count
-        counted = [(state, count) for state, count in zip(self.states, flips, strict=True) if count is not None]
-        if counted:
-            totals = [local_part(state["flips"])[0] for state, _ in counted]
-            torch._foreach_add_(totals, [count for _, count in counted])
-
     def _exchange(self, indices: Sequence[int]) -> None:
         """Swap the memory of p and W, so that U updates W in place without a copy of either."""
         for index in indices:
@@ -147,6 +172,23 @@ class MaskedStep:
                 param._local_tensor, weight._local_tensor = weight._local_tensor, param._local_tensor
             else:
                 param.data, weight.data = weight.data, param.data
+
+
+class InputStep(Step):
+    """Of input masks. W stays one: without a gradient U passes p by, and p is b."""
+
+    def before_inner(self) -> None:
+        rows = self._rows()
+        for param, state, (_, _, latent, *_) in zip(self.params, self.states, rows, strict=True):
+            algorithm.smooth_(local_part(state["smoothed"]), latent, self.group["gamma"])
+            param.grad = None
+        if self.learns:
+            self._count(kernels.learn_(rows, self.scalars, self.group["compile"]))
+
+    def after_inner(self) -> None:
+        self._give_gradients_back()
+        if self.learns or self.group["from_zeros"]:
+            self._multiply(range(len(self.params)))
 
 
 def _local_state(state: dict[str, Any]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 `targets` and `exclude` follow PEFT's `target_modules`:
 
     "auto"      the weights of convolutions and linear maps: no biases, norms, embeddings, tokens, tables
+    "inputs"    nothing but input masks, which every other choice takes in as well
     a string    a regex, matched in full against the names of parameters and of the modules that own them
     a list      names of parameters or modules, whole or from a dot on: "layer1.0.conv1", "fc.weight"
 
@@ -26,7 +27,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
-LAYER, COMPUTED, OTHER = "layer", "computed", "other"
+from binmask_dist.method.input_mask import InputMask
+
+LAYER, INPUT, COMPUTED, OTHER = "layer", "input", "computed", "other"
 
 # Module types, the weights of theirs that are linear maps, and what to call them.
 LAYERS: tuple[tuple[tuple[type, ...], tuple[str, ...], str], ...] = (
@@ -96,6 +99,7 @@ class Plan:
     entries: tuple[PlanEntry, ...]
     masked: dict[str, nn.Parameter] = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # those of `masked` that are input masks
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the plan is words only: the parameters are the model's, and engines replace them.
@@ -132,7 +136,7 @@ class _Weight:
     module_names: tuple[str, ...]
     kind: str
     numel: int
-    role: str  # LAYER, COMPUTED or OTHER
+    role: str  # LAYER, INPUT, COMPUTED or OTHER
     what: str
     obstacle: str  # starts with a key of WAY_OUT; empty if nothing keeps it from being masked
     note: str = ""
@@ -154,13 +158,22 @@ def make_plan(
     """
     weights = [*_parameters(model, trainable_ids), *_quantised_buffers(model)]
     excluded = {w.name for hits in _find("exclude", exclude, weights).values() for w in hits}
+    inputs = {w.name for w in weights if w.role == INPUT and not w.obstacle}
+    if inputs & excluded:
+        raise ValueError(f"{min(inputs & excluded)} is an input mask and cannot be excluded; take it out of the model")
     if isinstance(targets, str) and targets == "auto":
         matched = {w.name for w in weights}
         chosen = {w.name for w in weights if w.role == LAYER and not w.obstacle} - excluded
+    elif isinstance(targets, str) and targets == "inputs":
+        matched = {w.name for w in weights if w.role == INPUT}
+        chosen = set()
+        if not inputs:
+            raise ValueError('targets is "inputs", but the model trains no InputMask; put one in front of it')
     else:
         found = _find("target", targets, weights)
         matched = {w.name for hits in found.values() for w in hits}
         chosen = {w.name for target, hits in found.items() for w in _take(target, hits, excluded)}
+    chosen |= inputs  # U would train them as scales
     if not chosen:
         raise ValueError(_why_empty(weights, matched, excluded))
     entries = tuple(
@@ -175,17 +188,18 @@ def make_plan(
         for w in weights
     )
     masked = {w.name: w.param for w in weights if w.name in chosen and w.param is not None}
-    return Plan(entries, masked, tuple(dict.fromkeys(entry.note for entry in entries if entry.note)))
+    notes = tuple(dict.fromkeys(entry.note for entry in entries if entry.note))
+    return Plan(entries, masked, notes, tuple(name for name in masked if name in inputs))
 
 
 def _reason(weight: _Weight, chosen: set[str], excluded: set[str], matched: set[str]) -> str:
     if weight.name in chosen:
-        return weight.what if weight.role == LAYER else f"targeted ({weight.what})"
+        return weight.what if weight.role in (LAYER, INPUT) else f"targeted ({weight.what})"
     if weight.name in excluded:
         return "excluded"
     if weight.name not in matched:
         return "not targeted"
-    return weight.obstacle if weight.obstacle and weight.role == LAYER else weight.what
+    return weight.obstacle if weight.obstacle and weight.role in (LAYER, INPUT) else weight.what
 
 
 # What a parameter is.
@@ -262,6 +276,8 @@ def _role(module: nn.Module, leaf: str, param: nn.Parameter) -> tuple[str, str]:
     class_names = _class_names(module)
     computed = next((COMPUTED_BY_CLASS_NAME[n] for n in class_names if n in COMPUTED_BY_CLASS_NAME), "")
     weights, what = _layer_weights(module)
+    if isinstance(module, InputMask):
+        return INPUT, "input mask"
     if computed and leaf == "weight":
         return COMPUTED, computed
     if leaf in weights:
