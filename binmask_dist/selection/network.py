@@ -1,0 +1,49 @@
+"""A network behind an input mask, and the paper's network for tables."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from binmask_dist.method.input_mask import InputMask
+
+
+def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64, 20)) -> nn.Sequential:
+    """The paper's network for tables: hidden layers with tanh."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise((inputs, *hidden)):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1] if hidden else inputs, outputs))
+
+
+class MaskedLinear(nn.Module):
+    """A linear layer behind an input mask, which it multiplies into its weight instead: (x * s) W' = x (s * W').
+
+    That spares the backward pass the gradient of a whole batch of inputs, and lets inputs be sparse.
+    """
+
+    def __init__(self, mask: InputMask, linear: nn.Linear) -> None:
+        super().__init__()
+        self.mask = mask
+        self.weight = linear.weight
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * self.mask.mask
+        if x.layout == torch.strided:
+            return F.linear(x, weight, self.bias)
+        product = torch.sparse.mm(x, weight.t())
+        return product if self.bias is None else product + self.bias
+
+
+def behind_mask(network: nn.Module, mask: InputMask, example_shape: Sequence[int]) -> tuple[nn.Module, bool]:
+    """The network with a mask in front, and whether it takes batches that are sparse."""
+    if len(example_shape) == 1 and type(network).forward is nn.Sequential.forward:
+        layers = list(network.children())
+        if layers and type(layers[0]) is nn.Flatten:  # of what is flat already
+            layers = layers[1:]
+        if layers and type(layers[0]) is nn.Linear:
+            return nn.Sequential(MaskedLinear(mask, layers[0]), *layers[1:]), True
+    return nn.Sequential(mask, network), False

@@ -1,0 +1,97 @@
+"""The rows of a table on this process, and the one order in which all processes draw them.
+
+A process keeps every `world`-th row. The order of an epoch follows from seed and epoch alone, and is cut into the same
+global batches for any number of processes: each takes those rows of a batch that it keeps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.utils.sparsefuncs import min_max_axis
+from torch import Tensor
+
+Matrix = Any  # a numpy array, or a scipy CSR matrix
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Features to [0, 1]; sparse ones are divided by their largest absolute value, so that zeros stay zeros."""
+
+    low: np.ndarray
+    width: np.ndarray  # zero where a feature is constant
+
+    @classmethod
+    def of(cls, x: Matrix) -> "Scaling":
+        if sp.issparse(x):
+            low, high = min_max_axis(x, axis=0)
+            largest = np.maximum(np.abs(low), np.abs(high))
+            return cls(np.zeros_like(largest), np.where(low == high, 0.0, largest))
+        low, high = x.min(axis=0), x.max(axis=0)
+        return cls(low, high.astype(np.float64) - low)
+
+    @property
+    def varies(self) -> np.ndarray:
+        """Which features are not constant."""
+        return self.width > 0
+
+    def apply(self, x: Matrix) -> Matrix:
+        """As fp32, in memory of its own; constant features become zeros."""
+        factor = np.divide(1.0, self.width, out=np.zeros(len(self.width)), where=self.varies).astype(np.float32)
+        if sp.issparse(x):
+            data = x.data.astype(np.float32)
+            data *= factor[x.indices]
+            return sp.csr_matrix((data, x.indices, x.indptr), shape=x.shape)
+        scaled = np.empty(x.shape, dtype=np.float32)  # in rows, whatever order x has
+        np.subtract(x, self.low, out=scaled, casting="same_kind")
+        return np.multiply(scaled, factor, out=scaled)
+
+
+class Rows:
+    """What one process trains on."""
+
+    def __init__(
+        self,
+        x: Matrix,  # all rows, fp32; this process keeps its own
+        target: np.ndarray,  # of all rows: class numbers, or numbers to be predicted
+        weight: np.ndarray | None,  # of all rows, with mean one
+        example_shape: Sequence[int],
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.count = x.shape[0]
+        self.x = x if world == 1 else x[rank::world].copy()
+        self.target = torch.from_numpy(target)
+        self.weight = None if weight is None else torch.from_numpy(weight.astype(np.float32))
+        self.example_shape = tuple(example_shape)
+        self.rank, self.world = rank, world
+
+    def batches_per_epoch(self, batch_size: int, least: int) -> int:
+        return max(self.count // batch_size, least)
+
+    def batches(
+        self, seed: int, epoch: int, batch_size: int, least: int, sparse: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """This process's part of every global batch of an epoch: inputs, targets, weights.
+
+        Rows are repeated if there are too few for `least` batches; what is left of a last batch is dropped.
+        """
+        batches = self.batches_per_epoch(batch_size, least)
+        copies = -(-batches * batch_size // self.count)
+        order = np.random.default_rng((seed, epoch)).permutation(np.tile(np.arange(self.count), copies))
+        for batch in order[: batches * batch_size].reshape(batches, batch_size):
+            mine = batch[batch % self.world == self.rank]
+            weight = None if self.weight is None else self.weight[mine]
+            yield self._inputs(mine // self.world, sparse), self.target[mine], weight
+
+    def _inputs(self, places: np.ndarray, sparse: bool) -> Tensor:
+        rows = self.x[places]
+        if sp.issparse(rows):
+            if sparse:
+                starts, columns, values = map(torch.from_numpy, (rows.indptr, rows.indices, rows.data))
+                return torch.sparse_csr_tensor(starts, columns, values, size=rows.shape, check_invariants=False)
+            rows = rows.toarray()
+        return torch.from_numpy(rows).view(len(places), *self.example_shape)
