@@ -1,5 +1,7 @@
 """The search for exactly k features, on masks that are made up."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,7 @@ def test_any_count_is_found_by_doubling_or_halving_and_then_by_bisection(count):
     assert 0.2 <= found.cut <= 0.8
     assert found.steps == found.fits == len(lams) <= 12
     assert lams[0] == 1e-3
-    ratios = {round(after / before, 6) for before, after in zip(lams, lams[1:], strict=False)}
+    ratios = {round(after / before, 6) for before, after in itertools.pairwise(lams)}
     assert ratios & ({2.0} if count < 50 else {0.5}) or len(lams) == 1
 
 
@@ -80,7 +82,7 @@ def test_a_path_shares_its_fits():
     assert [one.seconds for one in path] == [float(one.fits) for one in path]
     alone = sum(Search(fit).exactly(count).steps for count in (50, 40, 30, 20, 10))
     assert sum(one.steps for one in path) < alone
-    for larger, smaller in zip(path, path[1:], strict=False):
+    for larger, smaller in itertools.pairwise(path):
         assert (larger.support | ~smaller.support).all()  # nested, here
 
 

@@ -139,7 +139,7 @@ def test_weights_and_imbalance(table):
     )
     assert np.array_equal(ignored.smoothed_mask_, BinMaskSelector(**settings).fit(x, y).smoothed_mask_)
     for bad in (-np.ones(300), np.zeros(300)):
-        with pytest.raises(ValueError, match="(?i)sample.weight"):
+        with pytest.raises(ValueError, match=r"(?i)sample.weight"):
             BinMaskSelector(**settings).fit(x, y, sample_weight=bad)
 
 
@@ -239,7 +239,7 @@ def test_scaling():
 def test_cells_that_are_no_numbers(table, bad, kind):
     x = table[0].copy()
     x[3, 4] = bad
-    with pytest.raises(ValueError, match="contains (NaN|infinity)"):
+    with pytest.raises(ValueError, match=r"contains (NaN|infinity)"):
         BinMaskSelector(**QUICK).fit(kind(x), table[1])
 
 
@@ -293,7 +293,7 @@ def test_settings_that_cannot_be(table):
     for name, value in (("epochs", 0), ("batch_size", 1.5), ("lr", -1.0), ("max_steps", 0), ("lam", 0.0)):
         with pytest.raises(ValueError, match=f"{name}|search"):
             BinMaskSelector(3, **{**QUICK, name: value}).fit(*table)
-    with pytest.raises(ValueError, match="loss is not finite .* lower lr"):
+    with pytest.raises(ValueError, match=r"loss is not finite .* lower lr"):
         BinMaskSelector(task="regression", **{**QUICK, "lr": 1e12}).fit(*table)
 
 

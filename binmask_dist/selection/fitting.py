@@ -28,6 +28,10 @@ CLASSIFICATION_LR = 0.1  # the paper's
 REGRESSION_LR = 0.02  # gradients of squared errors have no bound, and at 0.1 their noise keeps every mask on
 
 
+class Diverged(ValueError):
+    """Training cannot go on; the text says what to do."""
+
+
 @dataclass(frozen=True)
 class Training:
     """Section 3.1 of the paper; the mask's part of it is Algorithm 1's defaults but for alpha0."""
@@ -121,7 +125,7 @@ class Fitter:
                 group["lr"] = training.rate(epoch)
             loss = self._epoch(model, prepared, epoch, sparse, accelerator)
             if not math.isfinite(loss):
-                raise ValueError(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
+                raise Diverged(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
             if self.log is not None:
                 self.log(self._record(lam, epoch, loss, _smoothed(binmask)))
         return _smoothed(binmask)

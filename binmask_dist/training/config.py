@@ -125,32 +125,35 @@ class _Parser(jsonargparse.ArgumentParser):
         unknown = re.search(r"unrecognized arguments: --([^\s=]+)|Option '([^']+)' is not accepted", message)
         if unknown:
             key = unknown[1] or unknown[2]
-            near = difflib.get_close_matches(key, [option.name for option in fields(TrainConfig)], n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key, [action.dest for action in self._actions], n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "--help lists the keys."
             message = f"unknown key '{key}': {hint}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def parse_config(args: Sequence[str] | None = None) -> TrainConfig:
+    description = "Train a model whose weights are masked by BinMask."
+    return parse_options(TrainConfig, "launch/train.py", description, args)
+
+
+def parse_options(kind: type[Any], script: str, description: str, args: Sequence[str] | None) -> Any:
     """Read `--config some.yaml` and `--key value` or `--key=value`; what stands further right wins."""
     parser = _Parser(
-        prog="launch/train.py",
-        usage="accelerate launch launch/train.py [--config FILE.yaml] [--key value | --key=value ...]",
-        description="Train a model whose weights are masked by BinMask.",
+        prog=script,
+        usage=f"accelerate launch {script} [--config FILE.yaml] [--key value | --key=value ...]",
+        description=description,
         allow_abbrev=False,  # --epoch would be taken for --epochs, and a typo for another key
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
     section: Any = parser
-    for option in fields(TrainConfig):
-        if option.metadata["section"]:
-            section = parser.add_argument_group(option.metadata["section"])
-        default = getattr(TrainConfig, option.name, {})  # a dict has no default, but a factory
-        bare: Any = {"nargs": "?", "const": "must"} if option.name == "resume" else {}
-        section.add_argument(
-            f"--{option.name}", type=option.type, default=default, help=option.metadata["help"], **bare
-        )
+    for key in fields(kind):
+        if key.metadata["section"]:
+            section = parser.add_argument_group(key.metadata["section"])
+        default = getattr(kind, key.name, {})  # a dict has no default, but a factory
+        bare: Any = {"nargs": "?", "const": "must"} if key.name == "resume" else {}
+        section.add_argument(f"--{key.name}", type=key.type, default=default, help=key.metadata["help"], **bare)
     values = parser.parse_args(args).as_dict()
     try:
-        return TrainConfig(**{option.name: values[option.name] for option in fields(TrainConfig)})
+        return kind(**{key.name: values[key.name] for key in fields(kind)})
     except ValueError as error:
         parser.error(str(error))

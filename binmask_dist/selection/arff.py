@@ -1,0 +1,62 @@
+"""ARFF files, as OpenML has them: numbers, nominal values and words, dense rows or sparse ones."""
+
+import csv
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ATTRIBUTE = re.compile(r"""@attribute\s+(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\S+))\s+(.+)""", re.IGNORECASE)
+NUMBERS = ("numeric", "real", "integer")
+
+
+def read_arff(path: Path) -> dict[str, np.ndarray]:
+    """Name -> column: fp64 with NaN for what is missing, or words."""
+    names: list[str] = []
+    numeric: list[bool] = []
+    defaults: list[str] = []  # what a sparse row leaves out
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for line in file:
+            text = line.strip()
+            if text.lower().startswith("@data"):
+                break
+            if text.lower().startswith("@attribute"):
+                found = ATTRIBUTE.match(text)
+                if found is None:
+                    raise ValueError(f"the line {text[:60]!r} is no attribute")
+                names.append(next(name for name in found.groups()[:3] if name is not None))
+                kind = found[4].strip()
+                numeric.append(kind.lower().split()[0] in NUMBERS)
+                values = next(csv.reader([kind.strip("{} ")], quotechar="'", skipinitialspace=True), [""])
+                defaults.append("0" if numeric[-1] else values[0])
+        rows = [row for row in _rows(file, defaults) if row]
+    for row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"a row has {len(row)} values, but there are {len(names)} attributes")
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(names)
+    return {
+        name: np.array([float("nan") if value == "?" else float(value) for value in column])
+        if is_number
+        else np.array([value.strip() for value in column])
+        for name, is_number, column in zip(names, numeric, columns, strict=True)
+    }
+
+
+def _rows(lines: Iterable[str], defaults: list[str]) -> Iterable[list[str]]:
+    for line in lines:
+        text = line.strip()
+        if not text or text.startswith("%"):
+            continue
+        sparse = text.startswith("{")
+        cells = next(csv.reader([text.strip("{}") if sparse else text], quotechar="'", skipinitialspace=True))
+        if not sparse:
+            yield cells
+            continue
+        row = defaults.copy()
+        for cell in cells:
+            place, _, value = cell.strip().partition(" ")
+            if place:
+                row[int(place)] = value.strip("'\" ")
+        yield row
