@@ -1,7 +1,9 @@
 """launch/select.py: files of all kinds, what comes out, two ranks, and mistakes."""
 
 import csv
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 from accelerate.state import AcceleratorState, GradientState
-from jobs import records
+from jobs import ROOT, records
 from ranks import run_two_ranks
 from sklearn.datasets import dump_svmlight_file
 
@@ -220,3 +222,10 @@ def test_mistakes_end_with_one_sentence(numbers, tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse_select_config(["--help"])
     assert "--n_features" in capsys.readouterr().out
+
+
+def test_the_script_does_not_hide_the_standard_library(monkeypatch):
+    """`launch` is the first entry of the path of every script in it, and torch imports `select`."""
+    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    monkeypatch.delitem(sys.modules, "select")
+    assert callable(importlib.import_module("select").select)
