@@ -108,6 +108,8 @@ def test_sparse_rows_give_what_dense_ones_do():
     assert np.array_equal(sparse.get_support(), dense.get_support())
     np.testing.assert_allclose(sparse.smoothed_mask_, dense.smoothed_mask_, atol=0.05)
     assert sp.issparse(sparse.transform(x))
+    unscaled = [BinMaskSelector(scale=False, **{**QUICK, "epochs": 3}).fit(rows, y) for rows in (x, x.toarray())]
+    assert np.array_equal(unscaled[0].get_support(), unscaled[1].get_support())
 
     class Watched(nn.Module):
         largest = 0

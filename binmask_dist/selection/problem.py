@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import scipy.sparse as sp
 from accelerate import Accelerator
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -61,7 +62,10 @@ class Problem:
         self.example_shape = _example_shape(input_shape, self.features)
         scaling = Scaling.of(x)
         self.varies = self.per_mask(scaling.varies)
-        self.x = scaling.apply(x) if scale else x.astype(np.float32, order="C")
+        if scale:
+            self.x = scaling.apply(x)
+        else:
+            self.x = x.astype(np.float32) if sp.issparse(x) else np.ascontiguousarray(x, dtype=np.float32)
 
     def per_mask(self, of_features: np.ndarray) -> np.ndarray:
         """Whether any feature of each mask has the property."""

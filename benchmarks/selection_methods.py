@@ -1,0 +1,235 @@
+"""Methods of feature selection behind one face: `select(data, counts, seed) -> {count: Choice}`.
+
+What was done to run the comparison packages with today's torch and numpy:
+
+STG       `stg.layers.FeatureSelector`, with its default sigma 0.5, is put in front of the same network and trained by
+          the same loop as everything else; the loss is the package's, lam * mean of the probabilities that a gate is
+          open. The package's own class only builds MLPs. Its survival analysis imports lifelines, which is not needed
+          here and holds pandas back: an empty module stands in for it where it is not installed. Each count is
+          searched for anew from 0.1, as in the paper. A lam that another count has led to is not trained twice, since
+          it would give the same, but counts with its full time; the time without that is kept as shared_seconds.
+LassoNet  runs as it is, with its default settings: one hidden layer of 100, all rows in one batch. On more than 10,000
+          rows, and in quick runs, it gets minibatches of 256, 10 epochs, then 1 for each lambda, in steps of 1.05.
+          The path ends where it has fewer features than the smallest count.
+"""
+
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_selection import mutual_info_classif
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import l1_min_c
+from torch import nn
+from torch.nn import functional as F
+
+from binmask_dist import make_accelerator
+from binmask_dist.selection.fitting import Training
+from binmask_dist.selection.problem import Problem
+from binmask_dist.selection.rows import Rows
+from binmask_dist.selection.search import Fit, Search, Selection
+
+MANY_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Data:
+    """The training part of a trial, scaled, and how the protocol trains on it."""
+
+    x: Any
+    y: np.ndarray
+    classes: int
+    make_network: Callable[[int, int], nn.Module]
+    training: Training
+    input_shape: tuple[int, ...] | None
+    start: float  # lam that BinMask's search starts at
+    max_steps: int
+
+    @property
+    def dense(self) -> np.ndarray:
+        return self.x.toarray() if sp.issparse(self.x) else self.x
+
+    def some_rows(self, most: int, seed: int) -> np.ndarray:
+        """For methods whose time grows too fast with the rows."""
+        return np.random.default_rng(seed).permutation(len(self.y))[:most]
+
+
+@dataclass(frozen=True)
+class Choice:
+    columns: list[int]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def binmask(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    search = binmask_search(data, seed)
+    return {count: _searched(search.exactly(count)) for count in counts}
+
+
+def binmask_search(data: Data, seed: int) -> Search:
+    problem = Problem(data.x, data.y, task="classification", input_shape=data.input_shape, scale=False)
+    return problem.search(
+        make_accelerator(),
+        data.training,
+        network=data.make_network,
+        start=data.start,
+        max_steps=data.max_steps,
+        seed=seed,
+    )
+
+
+def _searched(selection: Selection, seconds: float | None = None) -> Choice:
+    about = {key: getattr(selection, key) for key in ("lam", "cut", "steps", "fits", "converged", "exact")}
+    if seconds is not None:
+        about["seconds"] = seconds
+    return Choice(np.flatnonzero(selection.support).tolist(), about)
+
+
+def stg(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    fit = cache(partial(_fit_stg, data, seed))
+    found = {count: Search(fit, start=0.1, max_steps=data.max_steps).exactly(count) for count in counts}
+    return {count: _searched(selection, selection.seconds) for count, selection in found.items()}
+
+
+def _fit_stg(data: Data, seed: int, lam: float) -> Fit:
+    if "lifelines" not in sys.modules:
+        try:
+            import lifelines  # noqa: F401
+        except ImportError:
+            stand_in = types.ModuleType("lifelines.utils")
+            stand_in.concordance_index = None  # type: ignore[attr-defined]
+            sys.modules.update({"lifelines": types.ModuleType("lifelines"), "lifelines.utils": stand_in})
+    from stg.layers import FeatureSelector
+
+    start = time.perf_counter()
+    torch.manual_seed(seed)
+    features = data.x.shape[1]
+    gates = FeatureSelector(features, sigma=0.5, device="cpu")
+    network = data.make_network(features, data.classes)
+    shape = data.input_shape or (features,)
+    model = nn.Sequential(gates, nn.Unflatten(1, shape), network) if len(shape) > 1 else nn.Sequential(gates, network)
+
+    def penalty() -> torch.Tensor:
+        return lam * gates.regularizer((gates.mu + 0.5) / gates.sigma).mean()
+
+    train(model, Rows(data.x, data.y, None, (features,)), data.training, seed, penalty)
+    opened = np.clip(gates.mu.detach().numpy() + 0.5, 0.0, 1.0)  # the package's get_gates("prob")
+    return Fit(lam, opened, time.perf_counter() - start)
+
+
+def lassonet(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    from lassonet import LassoNetClassifier
+
+    many: dict[str, Any] = {"batch_size": 256, "n_iters": (10, 1), "path_multiplier": 1.05}
+    settings = many if len(data.y) > MANY_ROWS or data.training.epochs < 10 else {}
+    model = LassoNetClassifier(verbose=0, random_state=seed, torch_seed=seed, **settings)
+
+    class SmallEnough(Exception):
+        pass
+
+    history: list[Any] = []
+
+    def watch(_: Any, items: list[Any]) -> None:
+        history[:] = items
+        if int(items[-1].selected.sum()) < min(counts):
+            raise SmallEnough  # what follows on the path is smaller still
+
+    with suppress(SmallEnough):
+        model.path(data.dense, data.y, callback=watch, disable_lambda_warning=True)
+    return _nearest([item.selected.numpy() for item in history], counts)
+
+
+def _nearest(sets: list[np.ndarray], counts: Sequence[int]) -> dict[int, Choice]:
+    """Of the sets on a path, the one whose size is closest to each count."""
+    chosen = {}
+    for count in counts:
+        nearest = min(sets, key=lambda selected, count=count: abs(int(selected.sum()) - count))
+        chosen[count] = Choice(np.flatnonzero(nearest).tolist())
+    return chosen
+
+
+def fisher_score(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    """Spread between classes over spread within them."""
+    overall = np.asarray(data.x.mean(axis=0)).ravel()
+    between, within = np.zeros_like(overall), np.zeros_like(overall)
+    for label in range(data.classes):
+        rows = data.x[data.y == label]
+        mean = np.asarray(rows.mean(axis=0)).ravel()
+        squares = np.asarray((rows.multiply(rows) if sp.issparse(rows) else rows * rows).mean(axis=0)).ravel()
+        between += rows.shape[0] * (mean - overall) ** 2
+        within += rows.shape[0] * np.maximum(squares - mean**2, 0)
+    # a feature that separates the classes without any spread within them comes first, a constant one last
+    score = np.divide(between, within, out=np.where(between > 0, np.inf, 0.0), where=within > 0)
+    return _ranked(score, counts)
+
+
+def mutual_information(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    rows = data.some_rows(5_000, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sparse features are taken as discrete, one sentence for each of them
+        score = mutual_info_classif(data.x[rows], data.y[rows], random_state=seed)
+    return _ranked(score, counts)
+
+
+def _ranked(score: np.ndarray, counts: Sequence[int]) -> dict[int, Choice]:
+    order = np.argsort(-score, kind="stable")
+    return {count: Choice(sorted(order[:count].tolist())) for count in counts}
+
+
+def l1_logistic(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
+    """A path of falling penalties, each from the solution of the one before."""
+    rows = data.some_rows(5_000, seed)
+    x, y = data.x[rows], data.y[rows]
+    model = LogisticRegression(l1_ratio=1.0, solver="saga", warm_start=True, max_iter=50, tol=1e-2, random_state=seed)
+    sets = []
+    for c in l1_min_c(x, y, loss="log") * np.geomspace(1.2, 1e3, 24):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the next penalty goes on from there
+            model.set_params(C=c).fit(x, y)
+        sets.append((model.coef_ != 0).any(axis=0))
+        if sets[-1].sum() > 1.2 * max(counts):
+            break
+    return _nearest(sets, counts)
+
+
+METHODS: dict[str, Callable[[Data, Sequence[int], int], dict[int, Choice]]] = {
+    "BinMask": binmask,
+    "F-score": fisher_score,
+    "STG": stg,
+    "LassoNet": lassonet,
+    "mutual information": mutual_information,
+    "L1 logistic": l1_logistic,
+}
+
+
+def train(
+    model: nn.Module,
+    rows: Rows,
+    training: Training,
+    seed: int,
+    penalty: Callable[[], torch.Tensor] | None = None,
+) -> None:
+    """The protocol's loop without BinMask: SGD, cosine in whole epochs, the same batches."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    model.train()
+    for epoch in range(training.epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(epoch)
+        for inputs, target, _ in rows.batches(seed, epoch, training.batch_size, training.min_batches, sparse=False):
+            loss = F.cross_entropy(model(inputs), target)
+            if penalty is not None:
+                loss = loss + penalty()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()

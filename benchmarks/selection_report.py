@@ -1,0 +1,189 @@
+"""The table, the figure and the bars of benchmarks/feature_selection.py, from its JSON files alone."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from binmask_dist.files import replacing, write_atomically
+
+OURS = "BinMask"
+RIVALS_IN_TIME = ("STG", "LassoNet")
+
+
+class Results:
+    """Of one data set: accuracy by method, trial and count, and what the selections say of themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.accuracy: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        self.selections: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        for path in sorted(folder.glob("*-*.json")):
+            content = json.loads(path.read_text())
+            if "selections" in content:
+                method, trial = path.stem.rsplit("-", 1)
+                self.selections[method][int(trial)] = content
+            else:
+                method, trial, count = path.stem.rsplit("-", 2)
+                self.accuracy[method][int(trial)][int(count)] = content["accuracy"]
+        self.counts = sorted({c for trials in self.accuracy.values() for trial in trials.values() for c in trial})
+
+    def whole_trials(self, method: str) -> list[int]:
+        """Trials in which every count has an accuracy."""
+        return [trial for trial, by_count in self.accuracy[method].items() if len(by_count) == len(self.counts)]
+
+    def means(self, method: str) -> np.ndarray:
+        """Mean accuracy over the counts, for each whole trial."""
+        return np.array([np.mean(list(self.accuracy[method][t].values())) for t in self.whole_trials(method)])
+
+    def at(self, method: str, count: int) -> np.ndarray:
+        return np.array([self.accuracy[method][trial][count] for trial in self.whole_trials(method)])
+
+    def seconds(self, method: str, key: str = "seconds") -> float:
+        """Mean wall time of selecting for all counts."""
+        times = [content[key] for content in self.selections[method].values()]
+        return float(np.mean(times)) if times else float("nan")
+
+    def of_selections(self, method: str, key: str) -> list[Any]:
+        every = (one for content in self.selections[method].values() for one in content["selections"].values())
+        return [one[key] for one in every if key in one]
+
+    @property
+    def methods(self) -> list[str]:
+        present = [method for method in self.accuracy if self.whole_trials(method)]
+        return sorted(present, key=lambda method: method != OURS)
+
+
+def interval(values: np.ndarray) -> float:
+    """Half of the 95% interval of the mean; not known from one value."""
+    if len(values) < 2:
+        return float("nan")
+    return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def write(results: Path, document: Path) -> None:
+    """Write the document and its figure, and print the document."""
+    sets = [Results(folder) for folder in sorted(results.glob("*")) if folder.is_dir()]
+    sets = [one for one in sets if one.methods]
+    if not sets:
+        print(f"there are no whole trials in {results}")
+        return
+    document.parent.mkdir(parents=True, exist_ok=True)
+    figure = document.with_suffix(".png")
+    with replacing(figure) as path:
+        draw(sets).savefig(path, dpi=130)
+    text = "\n".join(
+        [
+            "# Feature selection",
+            "",
+            "Made by `benchmarks/feature_selection.py`: the protocol of section 3.1 of the paper. Mean accuracy (%)",
+            "over all counts, with 95% intervals over trials; the best mean is bold.",
+            "",
+            *accuracy_table(sets),
+            "",
+            f"![Accuracy by number of features]({figure.name})",
+            "",
+            "Seconds to select, all counts together, mean over trials. BinMask shares its fits between counts; STG",
+            "searches for each count anew, as in the paper, and *shared* is what it would take if it did not:",
+            "",
+            *seconds_table(sets),
+            "",
+            "## Bars",
+            "",
+            *bars(sets),
+            "",
+        ]
+    )
+    write_atomically(document, text)
+    print(text)
+
+
+def _methods(sets: list[Results]) -> list[str]:
+    return list(dict.fromkeys(method for one in sets for method in one.methods))
+
+
+def accuracy_table(sets: list[Results]) -> list[str]:
+    methods = _methods(sets)
+    lines = [f"| data | counts | trials | {' | '.join(methods)} |", "| --- " * (len(methods) + 3) + "|"]
+    for one in sets:
+        means = {method: one.means(method) for method in one.methods}
+        best = max(means, key=lambda method: means[method].mean())
+        cells = []
+        for method in methods:
+            if method not in means:
+                cells.append("-")
+                continue
+            mean, half = 100 * means[method].mean(), 100 * interval(means[method])
+            text = f"{mean:.2f}" + (f" ± {half:.2f}" if np.isfinite(half) else "")
+            cells.append(f"**{text}**" if method == best else text)
+        trials = sorted({len(values) for values in means.values()})
+        shown = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
+        lines.append(f"| {one.name} | {one.counts[0]} to {one.counts[-1]} | {shown} | {' | '.join(cells)} |")
+    return lines
+
+
+def seconds_table(sets: list[Results]) -> list[str]:
+    methods = _methods(sets)
+    columns = [(method, "seconds") for method in methods]
+    if "STG" in methods:
+        columns.insert(methods.index("STG") + 1, ("STG", "shared_seconds"))
+    heads = [method if key == "seconds" else f"{method} shared" for method, key in columns]
+    lines = [f"| data | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    for one in sets:
+        times = [f"{one.seconds(method, key):.1f}" if method in one.methods else "-" for method, key in columns]
+        lines.append(f"| {one.name} | {' | '.join(times)} |")
+    return lines
+
+
+def bars(sets: list[Results]) -> list[str]:
+    sets = [one for one in sets if OURS in one.methods]
+    best, times = 0, []
+    for one in sets:
+        means = {method: one.means(method) for method in one.methods}
+        top = max(means, key=lambda method: means[method].mean())
+        room = interval(means[top])
+        best += bool(means[OURS].mean() >= means[top].mean() - (room if np.isfinite(room) else 0.0))
+        rivals = [one.seconds(method) for method in RIVALS_IN_TIME if method in one.methods]
+        times.append(all(one.seconds(OURS) < seconds for seconds in rivals))
+    lines = [
+        f"- best mean accuracy, or within the interval of the best: {best} of {len(sets)} (bar: 5 of 6)",
+        f"- faster than {' and '.join(RIVALS_IN_TIME)}: on {sum(times)} of {len(times)} (bar: all); than STG with "
+        f"shared fits: on {sum(one.seconds(OURS) < one.seconds('STG', 'shared_seconds') for one in sets)}",
+    ]
+    for method, converged_bar, steps_bar in ((OURS, " (bar: 75%; the paper 75.00%)", " (bar: 1.7)"), ("STG", "", "")):
+        converged = [value for one in sets for value in one.of_selections(method, "converged")]
+        steps = [value for one in sets for value in one.of_selections(method, "steps")]
+        exact = [value for one in sets for value in one.of_selections(method, "exact")]
+        fits = [value for one in sets for value in one.of_selections(method, "fits")]
+        if steps:
+            lines.append(f"- {method}: {np.mean(converged):.2%} of {len(converged)} masks converged{converged_bar}")
+            lines.append(
+                f"- {method}: {np.mean(steps):.2f} search steps on average{steps_bar}, {np.mean(fits):.2f} of them new "
+                f"fits; exactly the count that was asked for in {np.mean(exact):.1%}"
+            )
+    return lines
+
+
+def draw(sets: list[Results]) -> Figure:
+    rows = -(-len(sets) // 3)
+    figure = Figure(figsize=(13, 4 * rows), layout="constrained")
+    colors = {method: f"C{number}" for number, method in enumerate(_methods(sets))}
+    for axes, one in zip(figure.subplots(rows, 3, squeeze=False).flat, sets, strict=False):
+        for method in one.methods:
+            values = [one.at(method, count) for count in one.counts]
+            halves = np.nan_to_num([interval(value) for value in values])
+            label = f"{method} ({100 * one.means(method).mean():.2f})"
+            means = np.array([value.mean() for value in values])
+            axes.errorbar(
+                one.counts, 100 * means, 100 * halves, label=label, color=colors[method], capsize=2, marker="."
+            )
+        axes.set(title=one.name, xlabel="features", ylabel="test accuracy (%)")
+        axes.legend(fontsize=7, frameon=False)
+        axes.grid(alpha=0.3)
+    for axes in figure.axes[len(sets) :]:
+        axes.remove()
+    return figure

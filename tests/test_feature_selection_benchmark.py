@@ -1,0 +1,77 @@
+"""benchmarks/feature_selection.py on a table of its own: methods, going on, the report. (LassoNet takes too long.)"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(BENCHMARKS))
+    import feature_selection
+
+    yield feature_selection
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, benchmark) -> Path:
+    folder = tmp_path_factory.mktemp("benchmark")
+    rng = np.random.default_rng(0)
+    x = rng.random((120, 12))
+    np.savez(folder / "small.npz", x=x, y=x[:, 0] + x[:, 1] > 1)
+    return folder
+
+
+def run(benchmark, folder: Path, monkeypatch, *arguments: str) -> str:
+    stg = ["STG"] if importlib.util.find_spec("stg") else []
+    methods = ["BinMask", "F-score", "mutual information", "L1 logistic", *stg]
+    command = ["--datasets", str(folder / "small.npz"), "--methods", *methods, "--results", str(folder / "results")]
+    command += ["--document", str(folder / "docs" / "report.md"), "--trials", "2", "--epochs", "2", "--max_steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["feature_selection.py", *command, *arguments])
+    benchmark.main()
+    return (folder / "docs" / "report.md").read_text()
+
+
+def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
+    text = run(benchmark, folder, monkeypatch)
+    results = folder / "results" / "small"
+    n_t = json.loads((results / "counts.json").read_text())["n_t"]
+    counts = list(dict.fromkeys(n_t - i * (n_t // 5) for i in range(5)))
+    for trial in range(2):
+        selected = json.loads((results / f"F-score-{trial}.json").read_text())
+        assert {int(count) for count in selected["selections"]} == set(counts)
+        for count in counts:
+            assert {0, 1} <= set(selected["selections"][str(count)]["columns"])
+            assert 0 <= json.loads((results / f"BinMask-{trial}-{count}.json").read_text())["accuracy"] <= 1
+    assert "| small |" in text and "BinMask" in text and "±" in text and "of 1 (bar: 5 of 6)" in text
+    assert "search steps on average (bar: 1.7)" in text and "converged (bar: 75%" in text
+    assert (folder / "docs" / "report.png").stat().st_size > 5000
+    assert text in capsys.readouterr().out
+
+    lost = results / f"BinMask-1-{counts[0]}.json"
+    kept = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    before = lost.read_text()
+    lost.unlink()
+    assert run(benchmark, folder, monkeypatch) == text
+    assert lost.read_text() == before  # the same accuracy again
+    assert {path: path.stat().st_mtime_ns for path in results.iterdir() if path != lost} == {
+        path: time for path, time in kept.items() if path != lost
+    }
+
+
+def test_fisher_score(benchmark, folder):
+    import selection_methods
+
+    x = np.array([[0.0, 1.0, 5.0, 0.1], [0.2, 1.0, 5.0, 0.8], [1.0, 1.0, 6.0, 0.2], [0.8, 1.0, 6.0, 0.9]])
+    data = selection_methods.Data(x, np.array([0, 0, 1, 1]), 2, None, None, None, 1e-3, 1)
+    chosen = selection_methods.fisher_score(data, [1, 2, 3], 0)
+    near = selection_methods._nearest([np.arange(9) < size for size in (8, 5, 2)], [7, 3, 1])  # of a path of sets
+    assert [len(near[count].columns) for count in (7, 3, 1)] == [8, 2, 2]
+    assert [chosen[count].columns for count in (1, 2, 3)] == [[2], [0, 2], [0, 2, 3]]
