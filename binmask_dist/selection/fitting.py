@@ -102,7 +102,11 @@ class Fitter:
         training = self.training
         model, sparse = behind_mask(self.make_network(), self.make_mask(), self.rows.example_shape)
         optimizer = torch.optim.SGD(
-            model.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+            model.parameters(),
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            fused=True,
         )
         binmask = patch(
             model,

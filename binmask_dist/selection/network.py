@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from binmask_dist.method.input_mask import InputMask
 
@@ -19,22 +18,21 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64, 20)) -> nn.Seque
 
 
 class MaskedLinear(nn.Module):
-    """A linear layer behind an input mask, which it multiplies into its weight instead: (x * s) W' = x (s * W').
+    """A linear layer behind an input mask, which it multiplies into its weight instead: (x * s) W = x (s * W).
 
-    That spares the backward pass the gradient of a whole batch of inputs, and lets inputs be sparse.
+    That spares the backward pass the gradient of a whole batch of inputs, and lets inputs be sparse. Its weight is the
+    transpose of a linear layer's, (inputs, outputs): the order in which a sparse product reads and writes.
     """
 
     def __init__(self, mask: InputMask, linear: nn.Linear) -> None:
         super().__init__()
         self.mask = mask
-        self.weight = linear.weight
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight * self.mask.mask
-        if x.layout == torch.strided:
-            return F.linear(x, weight, self.bias)
-        product = torch.sparse.mm(x, weight.t())
+        weight = self.weight * self.mask.mask[:, None]
+        product = x @ weight if x.layout == torch.strided else torch.sparse.mm(x, weight)
         return product if self.bias is None else product + self.bias
 
 
