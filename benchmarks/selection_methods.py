@@ -8,6 +8,8 @@ STG       `stg.layers.FeatureSelector`, with its default sigma 0.5, is put in fr
           here and holds pandas back: an empty module stands in for it where it is not installed. Each count is
           searched for anew from 0.1, as in the paper. A lam that another count has led to is not trained twice, since
           it would give the same, but counts with its full time; the time without that is kept as shared_seconds.
+          "STG packaged" is the same with the package's defaults for all training: Adam at 1e-5, weight decay 1e-3,
+          batches of 100. A gate then moves by about 1e-5 in a step.
 LassoNet  runs as it is, with its default settings: one hidden layer of 100, all rows in one batch. On more than 10,000
           rows, and in quick runs, it gets minibatches of 256, 10 epochs, then 1 for each lambda, in steps of 1.05.
           The path ends where it has fewer features than the smallest count.
@@ -19,7 +21,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -94,13 +96,13 @@ def _searched(selection: Selection, seconds: float | None = None) -> Choice:
     return Choice(np.flatnonzero(selection.support).tolist(), about)
 
 
-def stg(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
-    fit = cache(partial(_fit_stg, data, seed))
+def stg(data: Data, counts: Sequence[int], seed: int, packaged: bool = False) -> dict[int, Choice]:
+    fit = cache(partial(_fit_stg, data, seed, packaged))
     found = {count: Search(fit, start=0.1, max_steps=data.max_steps).exactly(count) for count in counts}
     return {count: _searched(selection, selection.seconds) for count, selection in found.items()}
 
 
-def _fit_stg(data: Data, seed: int, lam: float) -> Fit:
+def _fit_stg(data: Data, seed: int, packaged: bool, lam: float) -> Fit:
     if "lifelines" not in sys.modules:
         try:
             import lifelines  # noqa: F401
@@ -121,7 +123,11 @@ def _fit_stg(data: Data, seed: int, lam: float) -> Fit:
     def penalty() -> torch.Tensor:
         return lam * gates.regularizer((gates.mu + 0.5) / gates.sigma).mean()
 
-    train(model, Rows(data.x, data.y, None, (features,)), data.training, seed, penalty)
+    training, optimizer = data.training, None
+    if packaged:
+        training = replace(training, lr=1e-5, lr_final=1e-5, batch_size=100)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, weight_decay=1e-3)
+    train(model, Rows(data.x, data.y, None, (features,)), training, seed, penalty, optimizer)
     opened = np.clip(gates.mu.detach().numpy() + 0.5, 0.0, 1.0)  # the package's get_gates("prob")
     return Fit(lam, opened, time.perf_counter() - start)
 
@@ -205,6 +211,7 @@ METHODS: dict[str, Callable[[Data, Sequence[int], int], dict[int, Choice]]] = {
     "BinMask": binmask,
     "F-score": fisher_score,
     "STG": stg,
+    "STG packaged": partial(stg, packaged=True),
     "LassoNet": lassonet,
     "mutual information": mutual_information,
     "L1 logistic": l1_logistic,
@@ -217,9 +224,10 @@ def train(
     training: Training,
     seed: int,
     penalty: Callable[[], torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """The protocol's loop without BinMask: SGD, cosine in whole epochs, the same batches."""
-    optimizer = torch.optim.SGD(
+    optimizer = optimizer or torch.optim.SGD(
         model.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
     model.train()
