@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from binmask_dist.training.config import _option as option
-from binmask_dist.training.config import parse_options
+from binmask_dist.training.config import option, parse_options
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 import jsonargparse
 
 
-def _option(default: Any, text: str, section: str = "") -> Any:
+def option(default: Any, text: str, section: str = "") -> Any:
     return field(default=default, metadata={"help": text, "section": section})
 
 
@@ -17,86 +17,86 @@ def _option(default: Any, text: str, section: str = "") -> Any:
 class TrainConfig:
     """The defaults are the job of `make train`: scikit-learn's digits, under a minute on two cores."""
 
-    name: str = _option("", "name of the run folder; empty: the model and the time of the start", section="the run")
-    run_root: str = _option("runs", "folder that holds the run folders")
-    seed: int = _option(0, "seed of the weights, the order of the data and everything else that is random")
-    resume: Literal["never", "must", "auto"] = _option(
+    name: str = option("", "name of the run folder; empty: the model and the time of the start", section="the run")
+    run_root: str = option("runs", "folder that holds the run folders")
+    seed: int = option(0, "seed of the weights, the order of the data and everything else that is random")
+    resume: Literal["never", "must", "auto"] = option(
         "never", "--resume goes on with an interrupted run; --resume auto does so if there is one, and starts it if not"
     )
-    checkpoint_every: int = _option(0, "steps between checkpoints; 0: at the end of every epoch")
-    keep_checkpoints: int = _option(2, "older checkpoints are removed")
-    on_nan: Literal["stop", "skip"] = _option("stop", "what to do when the loss or a gradient is NaN or inf")
+    checkpoint_every: int = option(0, "steps between checkpoints; 0: at the end of every epoch")
+    keep_checkpoints: int = option(2, "older checkpoints are removed")
+    on_nan: Literal["stop", "skip"] = option("stop", "what to do when the loss or a gradient is NaN or inf")
 
-    task: Literal["image", "text", "lm", "tabular"] = _option(
+    task: Literal["image", "text", "lm", "tabular"] = option(
         "image", "classification of images, texts or table rows, or causal language modelling (lm)", section="the data"
     )
-    dataset: str = _option(
+    dataset: str = option(
         "digits", "digits, a name on the Hugging Face hub, a file (csv, json, parquet, ...), or a folder"
     )
-    dataset_config: str = _option("", "which configuration of a hub data set")
-    train_split: str = _option("train", "split to train on")
-    test_split: str = _option("", "split or file to test on; empty: found, or a part of the training split")
-    test_fraction: float = _option(0.2, "how much of the training split is held out if there is no other")
-    input_columns: tuple[str, ...] = _option((), "columns with the input; empty: found")
-    label_column: str = _option("", "column with the class; empty: found")
-    streaming: bool = _option(False, "read the training data as it comes, for what does not fit on the disk")
-    steps_per_epoch: int = _option(0, "length of an epoch; needed with streaming; 0: all training data")
-    shuffle_buffer: int = _option(10_000, "with streaming: examples among which the next is chosen at random")
-    image_size: int = _option(16, "images are resized to this many pixels, both ways")
-    augment: str = _option("", "none if empty; flip, crop, or one of timm's, such as rand-m9-mstd0.5")
-    max_length: int = _option(128, "tokens per text, or per block of a language model")
-    workers: int = _option(0, "processes that load data, for each training process")
+    dataset_config: str = option("", "which configuration of a hub data set")
+    train_split: str = option("train", "split to train on")
+    test_split: str = option("", "split or file to test on; empty: found, or a part of the training split")
+    test_fraction: float = option(0.2, "how much of the training split is held out if there is no other")
+    input_columns: tuple[str, ...] = option((), "columns with the input; empty: found")
+    label_column: str = option("", "column with the class; empty: found")
+    streaming: bool = option(False, "read the training data as it comes, for what does not fit on the disk")
+    steps_per_epoch: int = option(0, "length of an epoch; needed with streaming; 0: all training data")
+    shuffle_buffer: int = option(10_000, "with streaming: examples among which the next is chosen at random")
+    image_size: int = option(16, "images are resized to this many pixels, both ways")
+    augment: str = option("", "none if empty; flip, crop, or one of timm's, such as rand-m9-mstd0.5")
+    max_length: int = option(128, "tokens per text, or per block of a language model")
+    workers: int = option(0, "processes that load data, for each training process")
 
-    model: str = _option("test_resnet", "any timm name, or a transformers name or local folder", section="the model")
-    pretrained: bool = _option(False, "start from the model's pretrained weights")
+    model: str = option("test_resnet", "any timm name, or a transformers name or local folder", section="the model")
+    pretrained: bool = option(False, "start from the model's pretrained weights")
     model_args: dict[str, Any] = field(
         default_factory=dict,
         metadata={"help": "further arguments of timm.create_model, or entries of the model's config", "section": ""},
     )
-    tokenizer: str = _option("", "transformers name or folder of the tokenizer; empty: the model's")
-    compile: bool = _option(False, "torch.compile the model")
+    tokenizer: str = option("", "transformers name or folder of the tokenizer; empty: the model's")
+    compile: bool = option(False, "torch.compile the model")
 
-    epochs: int = _option(30, "passes over the training data", section="the weights")
-    batch_size: int = _option(64, "examples per step, over all processes together, accumulation included")
-    accumulation: int = _option(1, "parts in which a process takes its share of a batch")
-    optimizer: str = _option("sgd", "name in timm's factory (sgd, adamw, lion, ...) or in torch.optim (SGD, ...)")
+    epochs: int = option(30, "passes over the training data", section="the weights")
+    batch_size: int = option(64, "examples per step, over all processes together, accumulation included")
+    accumulation: int = option(1, "parts in which a process takes its share of a batch")
+    optimizer: str = option("sgd", "name in timm's factory (sgd, adamw, lion, ...) or in torch.optim (SGD, ...)")
     optimizer_args: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "further arguments of the optimizer", "section": ""}
     )
-    lr: float = _option(0.05, "learning rate of the weights after its warm-up")
-    lr_final: float = _option(0.0, "learning rate of the weights at the end of the cosine")
-    lr_warmup_epochs: float = _option(0.0, "epochs in which the learning rate of the weights rises from zero")
-    schedule: Literal["cosine", "constant"] = _option(
+    lr: float = option(0.05, "learning rate of the weights after its warm-up")
+    lr_final: float = option(0.0, "learning rate of the weights at the end of the cosine")
+    lr_warmup_epochs: float = option(0.0, "epochs in which the learning rate of the weights rises from zero")
+    schedule: Literal["cosine", "constant"] = option(
         "cosine", "how the learning rate of the weights goes on from there"
     )
-    momentum: float = _option(0.9, "momentum of the weights, for optimizers that have it")
-    weight_decay: float = _option(5e-4, "weight decay; biases and norms have none")
-    clip: float = _option(0.0, "largest norm of the gradient; 0: no clipping")
-    label_smoothing: float = _option(0.0, "part of a label that is spread over all classes")
-    ema_decay: float = _option(0.0, "evaluate and save a moving average of the weights; 0: the weights; 0.999, say")
-    mixed_precision: Literal["", "fp32", "fp16", "bf16"] = _option("", "empty: what accelerate launch was told")
-    patience: int = _option(0, "stop after so many epochs without a better metric, and keep the best; 0: never")
-    metric: str = _option("", "what patience watches: loss, accuracy, auc; empty: the task's first")
+    momentum: float = option(0.9, "momentum of the weights, for optimizers that have it")
+    weight_decay: float = option(5e-4, "weight decay; biases and norms have none")
+    clip: float = option(0.0, "largest norm of the gradient; 0: no clipping")
+    label_smoothing: float = option(0.0, "part of a label that is spread over all classes")
+    ema_decay: float = option(0.0, "evaluate and save a moving average of the weights; 0: the weights; 0.999, say")
+    mixed_precision: Literal["", "fp32", "fp16", "bf16"] = option("", "empty: what accelerate launch was told")
+    patience: int = option(0, "stop after so many epochs without a better metric, and keep the best; 0: never")
+    metric: str = option("", "what patience watches: loss, accuracy, auc; empty: the task's first")
 
-    lam: float = _option(2e-5, "penalty per weight that is on: larger is sparser", section="the masks")
-    target_sparsity: float | None = _option(None, "steer lam so that the run ends with this fraction of masks off")
-    mask_lr: float = _option(3e-2, "learning rate of the masks after the warm-up")
-    mask_lr_final: float = _option(1e-4, "learning rate of the masks in the last epoch; a cosine in between")
-    warmup: float = _option(0.1, "fraction of the epochs before the masks learn")
-    alpha0: float = _option(0.3, "where latents start")
-    targets: str | tuple[str, ...] = _option("auto", "weights to mask: auto, a regex, or a list of names")
-    exclude: str | tuple[str, ...] = _option((), "weights not to mask: a regex or a list of names, checked first")
-    finetune_epochs: int = _option(0, "epochs with fixed masks after the others")
-    finetune_lr: float = _option(0.01, "learning rate at the start of these; falls to zero as a cosine")
+    lam: float = option(2e-5, "penalty per weight that is on: larger is sparser", section="the masks")
+    target_sparsity: float | None = option(None, "steer lam so that the run ends with this fraction of masks off")
+    mask_lr: float = option(3e-2, "learning rate of the masks after the warm-up")
+    mask_lr_final: float = option(1e-4, "learning rate of the masks in the last epoch; a cosine in between")
+    warmup: float = option(0.1, "fraction of the epochs before the masks learn")
+    alpha0: float = option(0.3, "where latents start")
+    targets: str | tuple[str, ...] = option("auto", "weights to mask: auto, a regex, or a list of names")
+    exclude: str | tuple[str, ...] = option((), "weights not to mask: a regex or a list of names, checked first")
+    finetune_epochs: int = option(0, "epochs with fixed masks after the others")
+    finetune_lr: float = option(0.01, "learning rate at the start of these; falls to zero as a cosine")
 
-    log_every: int = _option(10, "steps between records of loss, rates and speed", section="what is logged")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = _option(("wandb",), "beside metrics.jsonl; [] for none")
-    wandb_mode: Literal["auto", "online", "offline", "disabled"] = _option(
+    log_every: int = option(10, "steps between records of loss, rates and speed", section="what is logged")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = option(("wandb",), "beside metrics.jsonl; [] for none")
+    wandb_mode: Literal["auto", "online", "offline", "disabled"] = option(
         "auto", "auto: online if somebody is logged in, otherwise offline"
     )
-    project: str = _option("binmask_dist", "W&B project")
-    group: str = _option("", "W&B group; empty: the configuration without its seed")
-    tags: tuple[str, ...] = _option((), "W&B tags, beside the task and the model")
+    project: str = option("binmask_dist", "W&B project")
+    group: str = option("", "W&B group; empty: the configuration without its seed")
+    tags: tuple[str, ...] = option((), "W&B tags, beside the task and the model")
 
     def __post_init__(self) -> None:
         for key in ("image_size", "max_length", "epochs", "batch_size", "accumulation", "lr", "log_every"):

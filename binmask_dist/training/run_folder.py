@@ -11,6 +11,7 @@ result.json         the figures of the closing table; a run that has it is finis
 """
 
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -98,7 +99,9 @@ def _choose(config: TrainConfig) -> Path:
             raise RunError(f"no run in {root} has this configuration; give its --name, or leave out --resume")
     # an agent of W&B names its run: agents that start one in the same second must not meet in a folder
     agents_run = f"-{os.environ['WANDB_RUN_ID']}" if os.environ.get("WANDB_RUN_ID") else ""
-    return root / f"{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}{agents_run}"
+    name = f"{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}{agents_run}"
+    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return next(root / name for name in names if not (root / name).exists())
 
 
 def _take(path: Path, config: TrainConfig) -> IO:
