@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from binmask_dist.engines.accelerator import make_accelerator
 from binmask_dist.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from binmask_dist.method.input_mask import InputMask
-from binmask_dist.method.optimizer import BinMask, Flips
+from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.patch import patch
 from binmask_dist.method.targets import Plan
+from binmask_dist.method.wrapper import Flips, MaskedOptimizer
 
 if TYPE_CHECKING:
     from binmask_dist.selection.selector import BinMaskSelector
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "Flips",
     "InputMask",
+    "MaskedOptimizer",
     "Plan",
     "load_checkpoint",
     "make_accelerator",

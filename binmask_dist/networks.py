@@ -37,22 +37,25 @@ class BasicBlock(nn.Module):
 
 
 class WideResNet32(nn.Sequential):
-    """ResNet32 with twice the usual width: five blocks in each of the three stages."""
+    """ResNet32 with twice the usual width: five blocks in each of the three stages. Both can be less."""
 
-    def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(in_chans, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-        inputs = 32
-        for outputs, stride in ((32, 1), (64, 2), (128, 2)):
-            for block in range(5):
+    def __init__(
+        self, num_classes: int = 10, in_chans: int = 3, width: int = 32, blocks: int = 5, drop_rate: float = 0.0
+    ) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(in_chans, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        inputs = width
+        for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
+            for block in range(blocks):
                 layers.append(BasicBlock(inputs, outputs, stride if block == 0 else 1))
                 inputs = outputs
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+        head = _dropping(nn.Flatten(), drop_rate)
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), head, nn.Linear(inputs, num_classes))
 
 
 class VGG19(nn.Sequential):
     """VGG19 with batch normalisation, and a single linear layer, for images that five poolings leave one pixel of."""
 
-    def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
+    def __init__(self, num_classes: int = 10, in_chans: int = 3, drop_rate: float = 0.0) -> None:
         layers: list[nn.Module] = []
         inputs = in_chans
         for outputs, repeats in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
@@ -60,7 +63,7 @@ class VGG19(nn.Sequential):
                 layers += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
-        super().__init__(*layers, nn.Flatten(), nn.Linear(inputs, num_classes))
+        super().__init__(*layers, _dropping(nn.Flatten(), drop_rate), nn.Linear(inputs, num_classes))
 
 
 class LeNet5(nn.Sequential):
@@ -88,16 +91,23 @@ class MLP(nn.Sequential):
         hidden: Sequence[int] = (),
         activation: str = "tanh",
         batch_norm: bool = False,
+        drop_rate: float = 0.0,
     ) -> None:
         height, width = _both(img_size)
         inputs = in_features or in_chans * height * width
         layers: list[nn.Module] = [nn.Flatten()]
         for outputs in hidden:
-            layers += [nn.Linear(inputs, outputs), {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]()]
+            neurons = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]()
+            layers += [nn.Linear(inputs, outputs), _dropping(neurons, drop_rate)]
             if batch_norm:
                 layers.append(nn.BatchNorm1d(outputs))
             inputs = outputs
         super().__init__(*layers, nn.Linear(inputs, num_classes))
+
+
+def _dropping(module: nn.Module, rate: float) -> nn.Module:
+    """With dropout after it, inside one module: the layers keep their names."""
+    return nn.Sequential(module, nn.Dropout(rate)) if rate else module
 
 
 def _both(size: int | Sequence[int]) -> tuple[int, int]:

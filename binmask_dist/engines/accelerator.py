@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from binmask_dist.method.optimizer import BinMask
+from binmask_dist.method.wrapper import MaskedOptimizer
 
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
@@ -28,7 +28,7 @@ class BinMaskAccelerator(Accelerator):
         prepared = super().prepare(*args, **kwargs)
         results = prepared if isinstance(prepared, tuple | list) else (prepared,)
         for given, result in zip(args, results, strict=True):
-            if isinstance(given, BinMask):
+            if isinstance(given, MaskedOptimizer):
                 check_in_charge(given, result)
         return prepared
 
@@ -82,7 +82,7 @@ def engine_from_environment() -> str:
     return "ddp" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "single"
 
 
-def check_in_charge(binmask: BinMask, prepared: Any) -> None:
+def check_in_charge(binmask: MaskedOptimizer, prepared: Any) -> None:
     """Raise unless the optimizer that an engine wrapped or made is, at its core, this one."""
     while prepared is not binmask:
         inner = getattr(prepared, "optimizer", None)

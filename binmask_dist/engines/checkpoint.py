@@ -26,8 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from binmask_dist.files import write_atomically
 from binmask_dist.method import readout
 from binmask_dist.method.layout import Fragment, Placement, local_part, placements, reshard
-from binmask_dist.method.optimizer import BinMask
-from binmask_dist.method.state import make_state
+from binmask_dist.method.wrapper import MaskedOptimizer
 
 INDEX = "checkpoint.json"
 FORMAT = "binmask_dist checkpoint 1"
@@ -42,7 +41,7 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written or read; the sentence says why, and nothing was changed."""
 
 
-def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str, Any] | None = None) -> None:
+def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: dict[str, Any] | None = None) -> None:
     """Write model and optimizer, masks included. `extra` is kept in the JSON and returned by `load_checkpoint`."""
     folder = Path(folder)
     where = placements(binmask.param_groups, binmask.model)
@@ -71,7 +70,7 @@ def save_checkpoint(folder: str | os.PathLike, binmask: BinMask, extra: dict[str
     _raise_on_every_rank(error)
 
 
-def load_checkpoint(folder: str | os.PathLike, binmask: BinMask) -> dict[str, Any]:
+def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote into a model and optimizer made the same way. Returns `extra`."""
     folder = Path(folder)
     where = placements(binmask.param_groups, binmask.model)
@@ -97,7 +96,7 @@ def load_checkpoint(folder: str | os.PathLike, binmask: BinMask) -> dict[str, An
 # -- writing
 
 
-def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str, dict[str, Any]]:
+def _agree_on_entries(binmask: MaskedOptimizer, where: dict[str, Placement]) -> dict[str, dict[str, Any]]:
     """Name -> key -> dtype of a tensor laid out like the parameter, or the value of a scalar.
 
     A rank that holds nothing of a parameter learns from the others what will be gathered.
@@ -115,7 +114,7 @@ def _agree_on_entries(binmask: BinMask, where: dict[str, Placement]) -> dict[str
     return {name: next((theirs[name] for theirs in everyone if theirs[name]), {}) for name in mine}
 
 
-def _describe(binmask: BinMask, place: Placement) -> dict[str, Any]:
+def _describe(binmask: MaskedOptimizer, place: Placement) -> dict[str, Any]:
     described: dict[str, Any] = {}
     inner = type(binmask.inner).__name__
     for key, value in binmask.state.get(place.holder, {}).items() if place.holder is not None else ():
@@ -136,7 +135,7 @@ def _describe(binmask: BinMask, place: Placement) -> dict[str, Any]:
 
 
 def _whole_tensors(
-    binmask: BinMask, where: dict[str, Placement], entries: dict[str, dict[str, Any]]
+    binmask: MaskedOptimizer, where: dict[str, Placement], entries: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Entry name -> whole tensor on the CPU, one after the other: no rank holds more than one of them."""
     for name, place in where.items():
@@ -156,7 +155,7 @@ def _gather(place: Placement, tensor: Tensor | None, dtype: torch.dtype) -> Tens
     return place.gather(None if tensor is None else place.local(tensor), dtype).detach().cpu().contiguous()
 
 
-def _outside_the_optimizer(binmask: BinMask, where: dict[str, Placement]) -> Iterator[tuple[str, Tensor]]:
+def _outside_the_optimizer(binmask: MaskedOptimizer, where: dict[str, Placement]) -> Iterator[tuple[str, Tensor]]:
     """What the model keeps beside what is trained: buffers that are saved, and frozen parameters."""
     if binmask.model is None:
         raise CheckpointError("this BinMask was copied or unpickled and has lost its model; save the original")
@@ -239,7 +238,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where: dict[str, Placement]) -> None:
+def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
     """Everything that could go wrong is found here, before anything is changed."""
     inner = type(binmask.inner).__name__
     if index["optimizer"] != inner:
@@ -275,7 +274,7 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: BinMask, where:
 
 
 @torch.no_grad()
-def _load_model(stored: _Stored, binmask: BinMask, where: dict[str, Placement]) -> None:
+def _load_model(stored: _Stored, binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
     assert binmask.model is not None  # `_check_fits` has looked into it
     reshard(binmask.model)
     for name, place in where.items():
@@ -311,7 +310,7 @@ def _set_zero_parameter(param: Any, full: Tensor) -> None:
 
 
 @torch.no_grad()
-def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where: dict[str, Placement]) -> None:
+def _load_state(stored: _Stored, index: dict[str, Any], binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
     binmask.state.clear()
     group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
     for name, place in where.items():
@@ -320,7 +319,7 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: BinMask, where:
         saved_keys = index["entries"][name]
         state = binmask.state[place.holder]
         if "latent" in saved_keys and "latent" not in state:
-            state.update(make_state(place.holder, group_of[name], binmask.model))
+            state.update(binmask.new_state(place.holder, group_of[name]))
         for key in saved_keys:
             _load_entry(state, key, stored[f"{key}:{name}"], place)
         for key, value in index["scalars"][name].items():
@@ -341,7 +340,7 @@ def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement)
     place.local(state[key]).copy_(place.cut(full.to(place.holder.device)))
 
 
-def _load_flips(flips: list[int], binmask: BinMask) -> None:
+def _load_flips(flips: list[int], binmask: MaskedOptimizer) -> None:
     """Only the totals over parameters and ranks mean anything: they go to the first place that counts."""
     counters = {}  # by holder: a ZeRO partition counts for all its parameters together
     for place in placements(binmask.masked_groups, binmask.model).values():

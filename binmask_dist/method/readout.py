@@ -12,10 +12,10 @@ from binmask_dist.method import kernels
 from binmask_dist.method.layout import Placement, local_part, placements, reshard, sum_over_ranks
 
 if TYPE_CHECKING:
-    from binmask_dist.method.optimizer import BinMask
+    from binmask_dist.method.wrapper import MaskedOptimizer
 
 
-def zeros_and_sizes(binmask: "BinMask") -> dict[str, tuple[int, int]]:
+def zeros_and_sizes(binmask: "MaskedOptimizer") -> dict[str, tuple[int, int]]:
     """How many elements of each masked weight are off, and how many there are: no padding, no whole tensor."""
     where = placements(binmask.masked_groups, binmask.model)
     zeros = {}
@@ -28,7 +28,7 @@ def zeros_and_sizes(binmask: "BinMask") -> dict[str, tuple[int, int]]:
     return {name: (int(total[name]), where[name].shape.numel()) for name in where}
 
 
-def flip_counts(binmask: "BinMask") -> tuple[int, int]:
+def flip_counts(binmask: "MaskedOptimizer") -> tuple[int, int]:
     """(on to off, off to on) since the start.
 
     Steps count flips of either kind. The difference between the kinds is how many more masks are off now.
@@ -38,7 +38,7 @@ def flip_counts(binmask: "BinMask") -> tuple[int, int]:
     return (flips + more_off) // 2, (flips - more_off) // 2
 
 
-def flip_state(binmask: "BinMask") -> tuple[int, int]:
+def flip_state(binmask: "MaskedOptimizer") -> tuple[int, int]:
     """(flips of either kind since the start, how many masks started off)."""
     where = placements(binmask.masked_groups, binmask.model)
     counted: set[int] = set()  # a ZeRO partition counts for all its parameters together
@@ -60,7 +60,7 @@ def flip_state(binmask: "BinMask") -> tuple[int, int]:
 COUNTED_AT_ONCE = 2**22  # latents: counting takes several times the memory of what is counted
 
 
-def latent_histogram(binmask: "BinMask", edges: Sequence[float]) -> list[int]:
+def latent_histogram(binmask: "MaskedOptimizer", edges: Sequence[float]) -> list[int]:
     """How many latents lie in each of the bins between `edges`, of which the last one includes its upper edge."""
     where = placements(binmask.masked_groups, binmask.model)
     counts = {}
@@ -73,7 +73,7 @@ def latent_histogram(binmask: "BinMask", edges: Sequence[float]) -> list[int]:
     return total.tolist()
 
 
-def expected_sparsity(binmask: "BinMask", movement: float) -> float:
+def expected_sparsity(binmask: "MaskedOptimizer", movement: float) -> float:
     """Sparsity after Adam's steps have added up to `movement`, if each latent goes on as its moments say."""
     where = placements(binmask.masked_groups, binmask.model)
     zeros = {}
@@ -86,7 +86,7 @@ def expected_sparsity(binmask: "BinMask", movement: float) -> float:
     return sum(map(int, total.values())) / sum(place.shape.numel() for place in where.values())
 
 
-def _direction(binmask: "BinMask", place: Placement) -> Tensor | float:
+def _direction(binmask: "MaskedOptimizer", place: Placement) -> Tensor | float:
     """Adam's last step of each latent downwards, over its learning rate: from -1 to 1 where gradients are steady."""
     state = binmask.state.get(place.holder, {})
     steps = float(state.get("latent_step", 0.0))
@@ -108,7 +108,7 @@ def _count_between(values: Tensor, edges: Sequence[float]) -> Tensor:
     return counts[1:-1]
 
 
-def masks(binmask: "BinMask") -> dict[str, Tensor]:
+def masks(binmask: "MaskedOptimizer") -> dict[str, Tensor]:
     """Name -> bool tensor, whole, on every rank."""
     gathered = {}
     for name, place in placements(binmask.masked_groups, binmask.model).items():
@@ -117,7 +117,7 @@ def masks(binmask: "BinMask") -> dict[str, Tensor]:
     return gathered
 
 
-def smoothed_masks(binmask: "BinMask") -> dict[str, Tensor]:
+def smoothed_masks(binmask: "MaskedOptimizer") -> dict[str, Tensor]:
     """Name of an input mask -> its average over the last steps, whole, on every rank."""
     groups = [group for group in binmask.masked_groups if group.get("fixed")]
     gathered = {}
@@ -130,12 +130,12 @@ def smoothed_masks(binmask: "BinMask") -> dict[str, Tensor]:
     return gathered
 
 
-def _local_keep(binmask: "BinMask", place: Placement) -> Tensor | None:
+def _local_keep(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None:
     latent = _local_latent(binmask, place)
     return None if latent is None else latent >= 0
 
 
-def _local_latent(binmask: "BinMask", place: Placement) -> Tensor | None:
+def _local_latent(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None:
     if place.holder is None:
         return None
     latent = binmask.state.get(place.holder, {}).get("latent")
@@ -148,7 +148,7 @@ def _local_latent(binmask: "BinMask", place: Placement) -> Tensor | None:
 
 
 @torch.no_grad()
-def apply_masks_(binmask: "BinMask", model: nn.Module) -> None:
+def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
     """Mask another copy of the model, whatever wraps it."""
     reshard(model)
     params = {_bare_name(name): param for name, param in model.named_parameters()}
@@ -170,7 +170,7 @@ def _bare_name(name: str) -> str:
     return name
 
 
-def check_sync(binmask: "BinMask") -> None:
+def check_sync(binmask: "MaskedOptimizer") -> None:
     """Raise if ranks that should agree do not: on hyper-parameters, and on what each of them holds whole."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from binmask_dist import BinMask
+from binmask_dist import MaskedOptimizer
 from binmask_dist.files import replacing
 from binmask_dist.method.layout import reshard
 from binmask_dist.training.tasks.base import RunError
@@ -33,7 +33,7 @@ class Average:
         torch._foreach_lerp_(list(self.averages.values()), list(self.params.values()), 1 - self.decay)
 
     @contextmanager
-    def applied(self, model: nn.Module, binmask: BinMask) -> Iterator[None]:
+    def applied(self, model: nn.Module, binmask: MaskedOptimizer) -> Iterator[None]:
         """The model holds the average inside the block, with today's masks: an average alone is not sparse."""
         kept = {name: param.detach().clone() for name, param in self.params.items()}
         self._set(self.averages)

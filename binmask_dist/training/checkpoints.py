@@ -13,7 +13,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from binmask_dist import BinMask, CheckpointError, load_checkpoint, save_checkpoint
+from binmask_dist import CheckpointError, MaskedOptimizer, load_checkpoint, save_checkpoint
 from binmask_dist.engines.checkpoint import INDEX
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.tasks.base import RunError
@@ -25,7 +25,7 @@ class Checkpoints:
     """Every process calls; the main one writes."""
 
     def __init__(
-        self, folder: Path, keep: int, binmask: BinMask, average: Average | None, accelerator: Accelerator
+        self, folder: Path, keep: int, binmask: MaskedOptimizer, average: Average | None, accelerator: Accelerator
     ) -> None:
         self.folder = folder
         self.keep = keep

@@ -78,8 +78,17 @@ class TrainConfig:
     patience: int = option(0, "stop after so many epochs without a better metric, and keep the best; 0: never")
     metric: str = option("", "what patience watches: loss, accuracy, auc; empty: the task's first")
 
-    lam: float = option(2e-5, "penalty per weight that is on: larger is sparser", section="the masks")
-    target_sparsity: float | None = option(None, "steer lam so that the run ends with this fraction of masks off")
+    method: Literal[
+        "binmask", "dense", "probmask", "l1", "l2", "dropout", "magnitude", "rigl", "hard_concrete", "logistic"
+    ] = option("binmask", "what makes the model sparse or regular; see docs/methods.md", section="the masks")
+    lam: float = option(
+        2e-5, "penalty per weight that is on: larger is sparser. Coefficient of l1 and l2, probability of dropout"
+    )
+    target_sparsity: float | None = option(
+        None, "fraction of masks that are off at the end: binmask steers lam; probmask, magnitude and rigl need it"
+    )
+    mask_interval: int = option(100, "magnitude and rigl: steps between changes of the masks")
+    mask_samples: int = option(1, "probmask and hard_concrete: masks that are drawn for each batch")
     mask_lr: float = option(3e-2, "learning rate of the masks after the warm-up")
     mask_lr_final: float = option(1e-4, "learning rate of the masks in the last epoch; a cosine in between")
     warmup: float = option(0.1, "fraction of the epochs before the masks learn")
@@ -109,9 +118,24 @@ class TrainConfig:
         _check(self.keep_checkpoints >= 1, "keep_checkpoints must be at least 1, or there is nothing to resume from")
         target = self.target_sparsity
         _check(target is None or 0 < target < 1, f"target_sparsity must be between 0 and 1, not {target}")
+        self._check_method()
         _check(
             not self.streaming or self.steps_per_epoch > 0, "streaming needs steps_per_epoch, the length of an epoch"
         )
+
+    def _check_method(self) -> None:
+        method, target = self.method, self.target_sparsity
+        if method in ("probmask", "magnitude", "rigl"):
+            _check(target is not None, f"method {method} needs target_sparsity, the fraction of weights to do without")
+        elif method != "binmask":
+            _check(target is None, f"method {method} has no target_sparsity; leave it out")
+        _check(method != "dropout" or self.lam < 1, f"lam is the probability of dropout, below 1, not {self.lam}")
+        for key in ("mask_interval", "mask_samples"):
+            _check(getattr(self, key) > 0, f"{key} must be above zero, not {getattr(self, key)}")
+        if self.mask_samples > 1:
+            _check(method in ("probmask", "hard_concrete"), f"method {method} draws no masks; leave out mask_samples")
+            _check(self.accumulation == 1, "more than one of mask_samples cannot be had with accumulation")
+            _check(self.mixed_precision != "fp16", "more than one of mask_samples cannot be had with fp16; take bf16")
 
 
 def _check(holds: bool, message: str) -> None:

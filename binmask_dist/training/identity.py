@@ -26,6 +26,11 @@ def configuration_id(config: Mapping[str, Any]) -> str:
 def configuration_name(config: Mapping[str, Any]) -> str:
     """Some of the configuration to read, and the hash of all of it."""
     aim = f"lam{config['lam']:g}" if config["target_sparsity"] is None else f"target{config['target_sparsity']:g}"
+    method = config.get("method", "binmask")
+    if method in ("dense", "logistic"):
+        aim = method
+    elif method != "binmask":
+        aim = f"{method}-{aim}"
     readable = f"{Path(config['dataset']).name}-{Path(config['model']).name}-{aim}"[:100]
     return f"{readable}-{configuration_id(config)}"
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
-from binmask_dist import BinMask, patch
+from binmask_dist import BinMask
 from binmask_dist.method import readout
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.checkpoints import Checkpoints
@@ -21,7 +21,8 @@ from binmask_dist.training.environment import memory_record
 from binmask_dist.training.evaluation import evaluate
 from binmask_dist.training.interruption import Interruption
 from binmask_dist.training.loading import make_loaders, steps_per_epoch
-from binmask_dist.training.optimizers import learning_rate, make_optimizer
+from binmask_dist.training.masking import attach_method
+from binmask_dist.training.optimizers import learning_rate
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.steering import Steering
@@ -65,16 +66,17 @@ class Loop:
         train_loader, test_loader, self.sampler = make_loaders(task, config, accelerator.num_processes)
         set_seed(config.seed)
         model = task.make_model()
-        self.binmask = mask(model, config, accelerator)
+        self.method = attach_method(model, config, accelerator, config.epochs * self.steps_per_epoch)
         size = checkpoint_size(model)
         self.model, self.optimizer, self.train_loader, self.test_loader = accelerator.prepare(
-            model, self.binmask, train_loader, test_loader
+            model, self.method, train_loader, test_loader
         )
         self.bare_model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
         self.average = Average(self.bare_model, config.ema_decay) if config.ema_decay else None
-        self.steering = Steering.begin(config.target_sparsity, config.lam) if config.target_sparsity else None
+        steered = config.target_sparsity and isinstance(self.method, BinMask)  # other methods go there by themselves
+        self.steering = Steering.begin(config.target_sparsity, config.lam) if steered else None
         self.checkpoints = Checkpoints(
-            folder.path / "checkpoints", config.keep_checkpoints, self.binmask, self.average, accelerator
+            folder.path / "checkpoints", config.keep_checkpoints, self.method, self.average, accelerator
         )
         self.checkpoints.check_space(size)
         self.position = Position()
@@ -104,9 +106,9 @@ class Loop:
 
     def _train_epoch(self) -> None:
         config, position = self.config, self.position
-        self.binmask.set_epoch(min(position.epoch, config.epochs - 1))
+        self.method.set_epoch(min(position.epoch, config.epochs - 1))
         if position.epoch >= config.epochs:
-            self.binmask.freeze()
+            self.method.freeze()
         self.model.train()
         batches = self._batches()
         self.interval_start = (position.step, time.perf_counter())
@@ -146,8 +148,7 @@ class Loop:
             batch = next(batches)
             seed_everything(config.seed, position.step, part, self.accelerator.process_index)
             with self.accelerator.accumulate(self.model):
-                part_loss = self.task.loss(self.model, batch)
-                self.accelerator.backward(part_loss)
+                part_loss = self._pass(batch)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             loss += part_loss.detach() / config.accumulation
@@ -156,6 +157,18 @@ class Loop:
             self._bad_loss(buffers)
         else:
             self.loss += loss
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """Forwards and backwards, once for each of the masks that are drawn for a batch. Returns the mean loss."""
+        samples = self.config.mask_samples
+        losses = []
+        for sample in range(samples):
+            if sample:
+                self.method.next_sample()
+            loss = self.task.loss(self.model, batch)
+            self.accelerator.backward(loss / samples if samples > 1 else loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
 
     def _bad_loss(self, buffers: list[Tensor]) -> None:
         if self.config.on_nan == "stop":
@@ -181,19 +194,19 @@ class Loop:
     def _steer(self) -> None:
         """Some ten times in an epoch: a pass over the latents each time."""
         interval = max(1, self.steps_per_epoch // 10)
-        group = self.binmask.masked_groups[0]
+        group = self.method.masked_groups[0]
         if self.steering and group["learning"] and not group["frozen"] and self.position.step_in_epoch % interval == 0:
-            self._set_lam(self.steering.correct(self.binmask.sparsity(), self._sparsity_ahead()))
+            self._set_lam(self.steering.correct(self.method.sparsity(), self._sparsity_ahead()))
 
     def _sparsity_ahead(self) -> float:
         """What the latents are heading for: as far as one starts from zero, or as the rest of the run can carry it."""
         epoch, steps = self.position.epoch, self.steps_per_epoch
-        rates = [self.binmask.mask_rate(later) for later in range(epoch, self.config.epochs)]
+        rates = [self.method.mask_rate(later) for later in range(epoch, self.config.epochs)]
         left = sum(rates) * steps - rates[0] * self.position.step_in_epoch
-        return readout.expected_sparsity(self.binmask, min(self.config.alpha0, left))
+        return readout.expected_sparsity(self.method, min(self.config.alpha0, left))
 
     def _set_lam(self, lam: float) -> None:
-        for group in self.binmask.masked_groups:
+        for group in self.method.masked_groups:
             group["lam"] = lam
 
     def _end_epoch(self) -> None:
@@ -206,7 +219,7 @@ class Loop:
             "step": position.step,
             "train_loss": position.epoch_loss / self.steps_per_epoch,
             **self.evaluate(),
-            **mask_record(self.binmask, position.flips or NO_FLIPS),
+            **mask_record(self.method, position.flips or NO_FLIPS),
             **memory_record(),
             "seconds": self._seconds(),
         }
@@ -217,7 +230,7 @@ class Loop:
             self._look_for_the_best(record)
         if position.epoch == self.config.epochs and self.config.finetune_epochs:
             position.before_finetuning = self.evaluate()
-        position.flips = flips_so_far(self.binmask)
+        position.flips = flips_so_far(self.method)
         self.save()
         if self.signal:
             raise Interrupted(self.signal)
@@ -238,16 +251,20 @@ class Loop:
 
     # -- what the epoch is made of
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        return self.average.applied(self.bare_model, self.binmask) if self.average else nullcontext()
+    @contextmanager
+    def _to_be_judged(self) -> Iterator[None]:
+        """The model is what would be saved now."""
+        average = self.average.applied(self.bare_model, self.method) if self.average else nullcontext()
+        with self.method.for_evaluation(), average:
+            yield
 
     def evaluate(self) -> dict[str, float | int]:
-        with self._averaged():
+        with self._to_be_judged():
             return evaluate(self.task, self.model, self.test_loader, self.accelerator)
 
     def save_model(self, folder: Path) -> list[Path]:
         """Write the model, or its average, gathered from all processes; the safetensors files on the main one."""
-        with self._averaged():
+        with self._to_be_judged():
             state = self.accelerator.get_state_dict(self.model)  # collective
             if not self.accelerator.is_main_process:
                 return []
@@ -261,7 +278,7 @@ class Loop:
         self.checkpoints.save(self.position.step, asdict(self.position))
 
     def _log_step(self) -> None:
-        position, group = self.position, self.binmask.masked_groups[0]
+        position, group = self.position, self.method.masked_groups[0]
         self._fold_loss()
         (first, start), now = self.interval_start, time.perf_counter()
         steps, seconds = position.step - first, now - start
@@ -275,7 +292,7 @@ class Loop:
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "mask_lr": group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0,
                 "lam": group["lam"],
-                "grad_norm": self.binmask.grad_norm,
+                "grad_norm": self.method.grad_norm,
                 "steps_per_second": steps / seconds,
                 "examples_per_second": steps * self.config.batch_size / seconds,
             }
@@ -294,32 +311,6 @@ class Loop:
         self.position.seconds += now - self.clock
         self.clock = now
         return self.position.seconds
-
-
-def mask(model: nn.Module, config: TrainConfig, accelerator: Accelerator) -> BinMask:
-    """The weights' optimizer with the masks around it."""
-    limit = config.clip or None
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    if limit and plugin is not None:  # ZeRO clips by itself, before it hands over the first group
-        plugin.deepspeed_config["gradient_clipping"] = limit
-        limit = None
-    optimizer = make_optimizer(model, config)
-    try:
-        return patch(
-            model,
-            optimizer,
-            lam=config.lam,
-            epochs=config.epochs,
-            targets=config.targets,
-            exclude=config.exclude,
-            warmup=config.warmup,
-            mask_lr=config.mask_lr,
-            mask_lr_final=config.mask_lr_final,
-            alpha0=config.alpha0,
-            max_grad_norm=limit,
-        )
-    except (ValueError, TypeError) as error:
-        raise RunError(str(error)) from error
 
 
 def checkpoint_size(model: nn.Module) -> int:

@@ -68,7 +68,7 @@ def finish(loop: Loop, folder: RunFolder) -> None:
     """Save the model, then report on what the saved files hold."""
     accelerator, config = loop.accelerator, loop.config
     metrics = loop.evaluate()
-    masks, layer_sparsity = loop.binmask.masks(), loop.binmask.layer_sparsity()
+    masks, layer_sparsity = loop.method.masks(), loop.method.layer_sparsity()
     files = loop.save_model(folder.path / "model")
     if not accelerator.is_main_process:
         return
@@ -77,13 +77,14 @@ def finish(loop: Loop, folder: RunFolder) -> None:
         {
             "task": config.task,
             "model": config.model,
+            "method": config.method,
             **metrics,
             "before_finetuning": loop.position.before_finetuning,
             **report.saved_figures(files, layer_sparsity),
             "seconds": loop.position.seconds,
             "steps": loop.position.step,
-            "skipped_steps": loop.binmask.skipped_steps,
-            "lam": loop.binmask.masked_groups[0]["lam"],
+            "skipped_steps": loop.method.skipped_steps,
+            "lam": loop.method.masked_groups[0]["lam"],
             "engine": engine_from_environment(),
             "mixed_precision": accelerator.mixed_precision,
             "processes": accelerator.num_processes,

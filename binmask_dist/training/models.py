@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import binmask_dist.networks  # noqa: F401 - registers the paper's networks with timm
 from binmask_dist.files import replacing, write_atomically
+from binmask_dist.methods.dropout import Dropout
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError
 
@@ -31,6 +32,8 @@ def is_timm(name: str) -> bool:
 
 
 def make_timm(config: TrainConfig, arguments: dict[str, Any]) -> nn.Module:
+    if config.method == "dropout":
+        arguments = {**arguments, **Dropout.model_arguments(config.lam)}
     try:
         return timm.create_model(config.model, pretrained=config.pretrained, **arguments)
     except Exception as error:  # whatever the network's own code raises at arguments that it cannot take
@@ -84,6 +87,8 @@ def make_transformers(auto_class: str, config: TrainConfig, model_config: Any) -
 
     The weights are fp32, in whatever precision they were stored: what is computed in less is the engine's business.
     """
+    if config.method == "dropout":
+        raise RunError("method dropout sets timm's drop_rate; for a transformers model use dense, with model_args")
     auto = getattr(_transformers(), auto_class)
     kind: dict[str, Any] = {"dtype": torch.float32}
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from binmask_dist import BinMask
+from binmask_dist import BinMask, MaskedOptimizer
 from binmask_dist.method import readout
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.metrics_file import FILE_NAME, MetricsFile, jsonable
@@ -115,28 +115,34 @@ class Follower:
             self.tracker.abandon()
 
 
-def flips_so_far(binmask: BinMask) -> dict[str, int]:
+def flips_so_far(method: MaskedOptimizer) -> dict[str, int]:
     """Since the start of the run, by kind. Collective."""
-    flips = binmask.flips()
+    flips = method.flips()
     return {"on_to_off": flips.on_to_off, "off_to_on": flips.off_to_on, "returns": flips.returns}
 
 
-def mask_record(binmask: BinMask, flips_before: dict[str, int]) -> dict[str, Any]:
+def mask_record(method: MaskedOptimizer, flips_before: dict[str, int]) -> dict[str, Any]:
     """What an epoch's record says of the masks; `flips_before` is `flips_so_far` at its start. Collective."""
-    group = binmask.masked_groups[0]
+    group = method.masked_groups[0]
     mask_lr = group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0
+    return {
+        "sparsity": method.sparsity(),
+        "layer_sparsity": method.layer_sparsity(),
+        **{kind: count - flips_before[kind] for kind, count in flips_so_far(method).items()},
+        **(_latent_record(method, mask_lr) if isinstance(method, BinMask) else {}),
+        "mask_lr": mask_lr,
+        "lam": group["lam"],
+        "frozen": group["frozen"],
+        "skipped_steps": method.skipped_steps,
+    }
+
+
+def _latent_record(binmask: BinMask, mask_lr: float) -> dict[str, Any]:
     counts, edges = binmask.latent_histogram()
     margin = STEPS_TO_ZERO * mask_lr
     near_zero = readout.latent_histogram(binmask, [-margin, margin])[0] if margin else 0
     return {
-        "sparsity": binmask.sparsity(),
-        "layer_sparsity": binmask.layer_sparsity(),
-        **{kind: count - flips_before[kind] for kind, count in flips_so_far(binmask).items()},
         "latent_histogram": {"counts": counts, "edges": edges},
         "near_zero": near_zero,
         "near_zero_fraction": near_zero / sum(counts),
-        "mask_lr": mask_lr,
-        "lam": group["lam"],
-        "frozen": group["frozen"],
-        "skipped_steps": binmask.skipped_steps,
     }

@@ -1,0 +1,67 @@
+"""The method that was asked for, around the weights' optimizer."""
+
+from accelerate import Accelerator, DistributedType
+from torch import nn
+
+from binmask_dist import MaskedOptimizer, patch
+from binmask_dist.methods import METHODS, Settings, make_method
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.optimizers import make_optimizer
+from binmask_dist.training.tasks.base import RunError
+
+SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP)
+
+
+def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerator, steps: int) -> MaskedOptimizer:
+    """`steps` are those of training, without fine-tuning."""
+    check_engine(config.method, accelerator.distributed_type)
+    limit = config.clip or None
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if limit and plugin is not None:  # ZeRO clips by itself, before it hands over the first group
+        plugin.deepspeed_config["gradient_clipping"] = limit
+        limit = None
+    optimizer = make_optimizer(model, config)
+    try:
+        if config.method != "binmask":
+            return make_method(config.method, model, optimizer, settings(config, steps, limit))
+        return patch(
+            model,
+            optimizer,
+            lam=config.lam,
+            epochs=config.epochs,
+            targets=config.targets,
+            exclude=config.exclude,
+            warmup=config.warmup,
+            mask_lr=config.mask_lr,
+            mask_lr_final=config.mask_lr_final,
+            alpha0=config.alpha0,
+            max_grad_norm=limit,
+        )
+    except (ValueError, TypeError) as error:
+        raise RunError(str(error)) from error
+
+
+def settings(config: TrainConfig, steps: int, max_grad_norm: float | None) -> Settings:
+    return Settings(
+        epochs=config.epochs,
+        steps=steps,
+        lam=config.lam,
+        target_sparsity=config.target_sparsity,
+        seed=config.seed,
+        warmup=config.warmup,
+        mask_lr=config.mask_lr,
+        mask_lr_final=config.mask_lr_final,
+        mask_interval=config.mask_interval,
+        targets=config.targets,
+        exclude=config.exclude,
+        max_grad_norm=max_grad_norm,
+    )
+
+
+def check_engine(method: str, engine: DistributedType) -> None:
+    """Masks that are chosen among the weights of all layers need every weight whole."""
+    if engine in SHARDING and method in METHODS and not METHODS[method].sharded:
+        raise RunError(
+            f"the method {method} compares weights over whole layers, which {engine.value} cuts up; "
+            "run it on one process or under DDP"
+        )
