@@ -37,6 +37,10 @@ class TrainConfig:
     train_split: str = option("train", "split to train on")
     test_split: str = option("", "split or file to test on; empty: found, or a part of the training split")
     test_fraction: float = option(0.2, "how much of the training split is held out if there is no other")
+    validation_fraction: float = option(
+        0.0, "npz tables: how much is held out for early stopping, so that the test data are used once, at the end"
+    )
+    split_by_seed: bool = option(False, "npz tables: hold out other rows for each seed, not the same for all")
     input_columns: tuple[str, ...] = option((), "columns with the input; empty: found")
     label_column: str = option("", "column with the class; empty: found")
     streaming: bool = option(False, "read the training data as it comes, for what does not fit on the disk")
@@ -97,6 +101,9 @@ class TrainConfig:
     exclude: str | tuple[str, ...] = option((), "weights not to mask: a regex or a list of names, checked first")
     finetune_epochs: int = option(0, "epochs with fixed masks after the others")
     finetune_lr: float = option(0.01, "learning rate at the start of these; falls to zero as a cosine")
+    batch_statistics: bool = option(
+        False, "before these, also measure with each batch's own statistics in batch normalisation, not running ones"
+    )
 
     log_every: int = option(10, "steps between records of loss, rates and speed", section="what is logged")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = option(("wandb",), "beside metrics.jsonl; [] for none")
@@ -112,12 +119,18 @@ class TrainConfig:
             _check(getattr(self, key) > 0, f"{key} must be above zero, not {getattr(self, key)}")
         for key in ("lam", "mask_lr", "mask_lr_final", "finetune_epochs", "weight_decay", "clip", "checkpoint_every"):
             _check(getattr(self, key) >= 0, f"{key} must not be below zero, but it is {getattr(self, key)}")
-        for key in ("warmup", "label_smoothing", "ema_decay"):
+        for key in ("warmup", "label_smoothing", "ema_decay", "validation_fraction"):
             _check(0 <= getattr(self, key) < 1, f"{key} must be from 0 to below 1, not {getattr(self, key)}")
         _check(0 < self.test_fraction < 1, f"test_fraction must be between 0 and 1, not {self.test_fraction}")
         _check(self.keep_checkpoints >= 1, "keep_checkpoints must be at least 1, or there is nothing to resume from")
         target = self.target_sparsity
         _check(target is None or 0 < target < 1, f"target_sparsity must be between 0 and 1, not {target}")
+        held_out = self.test_fraction + self.validation_fraction
+        _check(held_out < 1, f"test_fraction and validation_fraction leave nothing to train on: they are {held_out:g}")
+        _check(
+            self.finetune_epochs > 0 or not self.batch_statistics,
+            "batch_statistics are measured before fine-tuning; give finetune_epochs",
+        )
         self._check_method()
         _check(
             not self.streaming or self.steps_per_epoch > 0, "streaming needs steps_per_epoch, the length of an epoch"

@@ -62,16 +62,25 @@ def ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def make_loaders(task: Task, config: TrainConfig, processes: int) -> tuple[DataLoader, DataLoader, EpochSampler | None]:
-    """For training and for testing, and the sampler of the first unless it is a stream."""
-    share = examples_per_process(config, processes)
-    common: dict[str, Any] = {
+def evaluation_loader(task: Task, part: Any, config: TrainConfig, processes: int) -> DataLoader:
+    """Of a data set as it is, in its order."""
+    return DataLoader(part, max(examples_per_process(config, processes), 64), **_common(task, config))
+
+
+def _common(task: Task, config: TrainConfig) -> dict[str, Any]:
+    return {
         "collate_fn": task.collate,
         "num_workers": config.workers,
         "worker_init_fn": ignore_signals,
         "pin_memory": torch.cuda.is_available(),
     }
-    test = DataLoader(task.test, max(share, 64), **common)
+
+
+def make_loaders(task: Task, config: TrainConfig, processes: int) -> tuple[DataLoader, DataLoader, EpochSampler | None]:
+    """For training and for testing, and the sampler of the first unless it is a stream."""
+    share = examples_per_process(config, processes)
+    common = _common(task, config)
+    test = evaluation_loader(task, task.test, config, processes)
     if isinstance(task.train, IterableDataset):
         return DataLoader(task.train, share, drop_last=True, **common), test, None
     used = steps_per_epoch(config, task) * config.batch_size

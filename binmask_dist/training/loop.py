@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from binmask_dist import BinMask
 from binmask_dist.method import readout
@@ -18,9 +19,9 @@ from binmask_dist.training.averaging import Average
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.environment import memory_record
-from binmask_dist.training.evaluation import evaluate
+from binmask_dist.training.evaluation import batch_statistics, evaluate
 from binmask_dist.training.interruption import Interruption
-from binmask_dist.training.loading import make_loaders, steps_per_epoch
+from binmask_dist.training.loading import evaluation_loader, make_loaders, steps_per_epoch
 from binmask_dist.training.masking import attach_method
 from binmask_dist.training.optimizers import learning_rate
 from binmask_dist.training.progress import Progress
@@ -71,10 +72,14 @@ class Loop:
         self.model, self.optimizer, self.train_loader, self.test_loader = accelerator.prepare(
             model, self.method, train_loader, test_loader
         )
+        self.judge, self.judge_loader = "test", self.test_loader
+        if task.validation is not None:
+            self.judge, self.judge_loader = "validation", self._evaluation_loader(task.validation)
         self.bare_model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
         self.average = Average(self.bare_model, config.ema_decay) if config.ema_decay else None
-        steered = config.target_sparsity and isinstance(self.method, BinMask)  # other methods go there by themselves
-        self.steering = Steering.begin(config.target_sparsity, config.lam) if steered else None
+        self.steering: Steering | None = None
+        if config.target_sparsity and isinstance(self.method, BinMask):  # other methods go there by themselves
+            self.steering = Steering.begin(config.target_sparsity, config.lam)
         self.checkpoints = Checkpoints(
             folder.path / "checkpoints", config.keep_checkpoints, self.method, self.average, accelerator
         )
@@ -218,7 +223,7 @@ class Loop:
             "epoch": position.epoch,
             "step": position.step,
             "train_loss": position.epoch_loss / self.steps_per_epoch,
-            **self.evaluate(),
+            **self._evaluate(self.judge, self.judge_loader),
             **mask_record(self.method, position.flips or NO_FLIPS),
             **memory_record(),
             "seconds": self._seconds(),
@@ -229,7 +234,10 @@ class Loop:
         if self.config.patience and record["phase"] == "train":
             self._look_for_the_best(record)
         if position.epoch == self.config.epochs and self.config.finetune_epochs:
-            position.before_finetuning = self.evaluate()
+            position.before_finetuning = self._evaluate("test", self.test_loader)
+            if self.config.batch_statistics:
+                with batch_statistics(self.bare_model):
+                    position.before_finetuning["batch_statistics"] = self._evaluate("test", self.test_loader)
         position.flips = flips_so_far(self.method)
         self.save()
         if self.signal:
@@ -239,7 +247,7 @@ class Loop:
         """Early stopping: keep the best epoch, and go on from it when there was no better one for too long."""
         config, position = self.config, self.position
         metric = config.metric or self.task.metric
-        value = record[f"test_{metric}"] * (-1 if metric in ("loss", "perplexity") else 1)
+        value = record[f"{self.judge}_{metric}"] * (-1 if metric in ("loss", "perplexity") else 1)
         if position.best is None or value > position.best:
             position.best, position.epochs_since_best = value, 0
             self.checkpoints.save_best(asdict(position))
@@ -259,8 +267,21 @@ class Loop:
             yield
 
     def evaluate(self) -> dict[str, float | int]:
+        """The figures of a run: on the test data, and on those that it was trained and chosen by where these count."""
+        figures = self._evaluate("test", self.test_loader)
+        if self.task.validation is not None:
+            figures |= self._evaluate("validation", self.judge_loader)
+        if self.task.measures_training:
+            figures |= self._evaluate("train", self._evaluation_loader(self.task.train))
+        return figures
+
+    def _evaluate(self, part: str, loader: DataLoader) -> dict[str, Any]:
         with self._to_be_judged():
-            return evaluate(self.task, self.model, self.test_loader, self.accelerator)
+            return evaluate(self.task, self.model, loader, self.accelerator, part)
+
+    def _evaluation_loader(self, part: Any) -> DataLoader:
+        loader = evaluation_loader(self.task, part, self.config, self.accelerator.num_processes)
+        return self.accelerator.prepare_data_loader(loader)
 
     def save_model(self, folder: Path) -> list[Path]:
         """Write the model, or its average, gathered from all processes; the safetensors files on the main one."""

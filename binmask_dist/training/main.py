@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from binmask_dist import make_accelerator
 from binmask_dist.engines.accelerator import engine_from_environment
 from binmask_dist.packed_masks import save_masks
-from binmask_dist.training import plots, report
+from binmask_dist.training import logistic, plots, report
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.environment import environment
 from binmask_dist.training.interruption import end_with_the_launcher
@@ -55,6 +55,10 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
             accelerator.print(f"{folder.path} is finished; its figures are in result.json", flush=True)
             return
         folder.add_environment(environment())
+        if config.method == "logistic":
+            if accelerator.is_main_process:
+                folder.write_json("result.json", logistic.fit(task))
+            return
         loop = Loop(config, task, folder, accelerator)
         try:
             loop.run()
@@ -81,6 +85,7 @@ def finish(loop: Loop, folder: RunFolder) -> None:
             **metrics,
             "before_finetuning": loop.position.before_finetuning,
             **report.saved_figures(files, layer_sparsity),
+            **report.weight_norms(files, layer_sparsity),
             "seconds": loop.position.seconds,
             "steps": loop.position.step,
             "skipped_steps": loop.method.skipped_steps,

@@ -47,7 +47,7 @@ def plot_sparsity(epochs: list[Record]) -> Figure:
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
     metric = main_metric(epochs[-1])
-    percent = 100 if metric == "test_accuracy" else 1
+    percent = 100 if metric.endswith("accuracy") else 1
     for axes, key, scale, colour in ((upper, "sparsity", 100, BLUE), (lower, metric, percent, ORANGE)):
         x, y = _curve(epochs, key)
         axes.plot(x, scale * y, color=colour, marker="o", markersize=3)
@@ -74,6 +74,7 @@ def plot_loss(steps: list[Record], epochs: list[Record]) -> Figure:
         (steps, "loss", "training, single steps", {"color": GREY, "linewidth": 0.7, "alpha": 0.8}),
         (epochs, "train_loss", "training, mean of the epoch", {"color": BLUE, "marker": "o", "markersize": 3}),
         (epochs, "test_loss", "test", {"color": ORANGE, "marker": "s", "markersize": 3}),
+        (epochs, "validation_loss", "validation", {"color": GREEN, "marker": "s", "markersize": 3}),
     ]
     drawn = []
     for records, key, label, style in curves:

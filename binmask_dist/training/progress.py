@@ -30,7 +30,7 @@ class Progress:
         metric, sparsity = metric_text(name, record[name]), f"{record['sparsity']:.2%}"
         if not self.bar.disable:
             self.bar.set_description(place, refresh=False)
-            self._show(**{name.removeprefix("test_"): metric, "sparsity": sparsity})
+            self._show(**{name.split("_")[1]: metric, "sparsity": sparsity})
             self.bar.refresh()
         elif self.speaks:
             print(
@@ -50,7 +50,8 @@ class Progress:
 
 def main_metric(record: dict[str, Any]) -> str:
     """The test metric that says most: its key in the record."""
-    return next(name for name in ("test_accuracy", "test_perplexity", "test_loss") if name in record)
+    names = (f"{part}_{metric}" for part in ("test", "validation") for metric in ("accuracy", "perplexity", "loss"))
+    return next(name for name in names if name in record)
 
 
 def metric_text(name: str, value: float | None) -> str:

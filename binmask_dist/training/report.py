@@ -47,6 +47,22 @@ def zeros_in_files(saved: Sequence[Path], names: Sequence[str] | dict[str, Any])
     return {name: found[name] for name in names}
 
 
+SMALLEST = 1e-4  # a weight that counts in L0
+
+
+def weight_norms(saved: Sequence[Path], names: Sequence[str] | dict[str, Any]) -> dict[str, float]:
+    """Means over all these weights: part with |w| >= 1e-4, mean of |w|, and root of the mean of w^2."""
+    count, sums = 0, torch.zeros(3, dtype=torch.float64)
+    for path in saved:
+        with safe_open(path, framework="pt") as file:
+            for name in set(file.keys()) & set(names):
+                size = file.get_tensor(name).double().abs()
+                count += size.numel()
+                sums += torch.stack([(size >= SMALLEST).sum().double(), size.sum(), size.square().sum()])
+    on, absolute, square = (sums / count).tolist()
+    return {"weight_l0": on, "weight_l1": absolute, "weight_l2": square**0.5}
+
+
 def sizes(saved: Sequence[Path]) -> dict[str, Any]:
     file_bytes = sum(path.stat().st_size for path in saved)
     small = file_bytes <= WORTH_COMPRESSING

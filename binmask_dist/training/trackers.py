@@ -203,7 +203,7 @@ class TensorBoard:
         pass
 
 
-EPOCH_GROUPS = ("test", "sparsity", "layers", "masks", "memory")
+EPOCH_GROUPS = ("test", "validation", "sparsity", "layers", "masks", "memory")
 _GROUPS = {
     "sparsity": "sparsity/overall",
     **{
@@ -230,6 +230,8 @@ def _panel(kind: str, key: str) -> str:
         return f"{kind}/{key}"
     if key.startswith("test_"):
         return f"test/{key.removeprefix('test_')}"
+    if key.startswith("validation_"):
+        return f"validation/{key.removeprefix('validation_')}"
     if key.startswith("train_"):  # the mean over an epoch, beside the values at single steps
         return f"train/epoch_{key.removeprefix('train_')}"
     if key.endswith("_bytes"):

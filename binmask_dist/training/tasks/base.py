@@ -25,6 +25,8 @@ class Task(ABC):
 
     train: Dataset | IterableDataset  # random transforms are seeded by place, see `Examples`
     test: Dataset
+    validation: Dataset | None = None  # what epochs are judged by; None: the test data
+    measures_training: bool = False  # whether the closing figures are also those of the training data
     collate: Callable[[list], Batch] | None = None  # None: torch's default
     metrics: tuple[str, ...]  # what can be watched by early stopping
 

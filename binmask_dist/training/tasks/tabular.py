@@ -53,6 +53,10 @@ class TableClassification(Classification):
         inputs = [scaler.transform(column_matrix(part, name)) for name, scaler in self.scalers.items()]
         return TensorDataset(torch.from_numpy(np.hstack(inputs).astype(np.float32)), torch.tensor(self.labels(part)))
 
+    def arrays(self, part: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
+        inputs, labels = part.tensors
+        return inputs.numpy(), labels.numpy()
+
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         inputs, labels = batch
         return model(inputs), labels
