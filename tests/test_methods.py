@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from binmask_dist.methods.magnitude import cubic_sparsity
 from binmask_dist.methods.probmask import ProbMask, density_at, project_to_budget_, relaxed_bernoulli, temperature
 from binmask_dist.methods.random_gates import MOST_SAMPLES
 from binmask_dist.methods.rigl import drop_and_grow, drop_fraction, erk_densities
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.identity import configuration_name
 from binmask_dist.training.masking import check_engine
 from binmask_dist.training.tasks.base import RunError
 
@@ -399,3 +402,33 @@ def test_an_engine_that_cuts_weights_up_is_refused():
         check_engine(name, DistributedType.MULTI_GPU)
     for name in ("binmask", "dense", "l1", "l2", "dropout"):
         check_engine(name, DistributedType.FSDP)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(method="probmask"), "method probmask needs target_sparsity"),
+        (dict(method="rigl"), "method rigl needs target_sparsity"),
+        (dict(method="dense", target_sparsity=0.9), "method dense has no target_sparsity"),
+        (dict(method="dropout", lam=1.5), "lam is the probability of dropout"),
+        (dict(mask_samples=2), "method binmask draws no masks"),
+        (dict(method="hard_concrete", mask_samples=2, accumulation=2), "cannot be had with accumulation"),
+        (dict(method="hard_concrete", mask_samples=2, mixed_precision="fp16"), "cannot be had with fp16"),
+        (dict(mask_interval=0), "mask_interval must be above zero"),
+        (dict(batch_statistics=True), "give finetune_epochs"),
+        (dict(validation_fraction=0.5, test_fraction=0.5), "leave nothing to train on"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**options)
+
+
+def test_a_configuration_is_named_by_its_method():
+    def name(**options) -> str:
+        return configuration_name(asdict(TrainConfig(**options)))
+
+    assert name(method="rigl", target_sparsity=0.9).startswith("digits-test_resnet-rigl-target0.9-")
+    assert name(method="l1", lam=1e-4).startswith("digits-test_resnet-l1-lam0.0001-")
+    assert name(method="dense").startswith("digits-test_resnet-dense-")
+    assert name().startswith("digits-test_resnet-lam2e-05-")

@@ -1,0 +1,6 @@
+"""Another method at BinMask's own sparsities: python launch/match_sparsity.py --help"""
+
+from binmask_dist.matching import main
+
+if __name__ == "__main__":
+    main()
