@@ -26,10 +26,12 @@ train: $(STAMP) ## train the default job; make train ARGS="--lam 1e-5 --seed 3"
 test: $(STAMP) ## run all tests; make test ARGS="-k digits -x"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-bench: $(STAMP) ## print the tables of step times, of the training command and of selection
+bench: $(STAMP) ## print the tables of step times, the training command, the methods, selection and reports
 	$(BIN)/python benchmarks/step.py $(ARGS)
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/selection_memory.py
+	$(BIN)/python benchmarks/report.py
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

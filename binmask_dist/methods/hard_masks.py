@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, signs
+from binmask_dist.methods.base import Method, kept, signs
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state, which may not be in the optimizer's yet
 
@@ -45,11 +45,11 @@ class HardMasks(Method):
             rows.append((param, state if "latent" in state else self.new_state(param, group)))
         if frozen or not self.replaces_update(rows, step):
             for param, state in rows:
-                param.grad.mul_(state["latent"] >= 0)  # type: ignore[union-attr]
+                param.grad.mul_(kept(state))  # type: ignore[union-attr]
             scale([param.grad for param in self.params_with_grad()], clip)
             self.inner.step()
             if not frozen:
                 self.after_update(rows, step)
         for param, state in rows:
-            param.mul_(state["latent"] >= 0)
+            param.mul_(kept(state))
             self.state[param].update(state)  # U starts its own state only where it finds none: ours comes after it

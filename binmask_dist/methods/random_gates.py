@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, set_mask
+from binmask_dist.methods.base import Method, kept, set_mask
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state
 MOST_SAMPLES = 64  # for a batch: seeds of later ones would be those of the next step
@@ -100,7 +100,7 @@ class RandomGates(Method):
         for param, state in rows:
             assert param.grad is not None
             if frozen:
-                param.grad.mul_(state["latent"] >= 0)
+                param.grad.mul_(kept(state))
                 continue
             self._add_score_gradient(param, state)
             param.grad.mul_(state["gate"])
@@ -114,7 +114,7 @@ class RandomGates(Method):
         if frozen:
             self.inner.step()
             for param, state in rows:
-                param.mul_(state["latent"] >= 0)
+                param.mul_(kept(state))
             return
         step = self.count_step()
         self._learn(rows, gradients, step)
