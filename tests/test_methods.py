@@ -105,8 +105,8 @@ def test_l1_adds_the_sign():
 def test_l1_shrinks_to_the_soft_threshold():
     """The least of (w - a)^2 / 2 + lam |w| is sign(a) max(|a| - lam, 0)."""
     goal = torch.tensor([[2.0, -1.0, 0.3, -0.2]])
-    reached = on_one_weight("l1", [1.0, 1.0, 1.0, 1.0], 3000, lambda w: w - goal, lr=0.005, lam=0.5)
-    torch.testing.assert_close(reached, torch.tensor([1.5, -0.5, 0.0, 0.0]), atol=0.005, rtol=0)
+    reached = on_one_weight("l1", [1.0, 1.0, 1.0, 1.0], 600, lambda w: w - goal, lr=0.02, lam=0.5)
+    torch.testing.assert_close(reached, torch.tensor([1.5, -0.5, 0.0, 0.0]), atol=0.017, rtol=0)  # one step to and fro
 
 
 def test_l1_has_no_penalty_while_fine_tuning():

@@ -1,4 +1,4 @@
-"""Every method on two real ranks under DDP. Starting them costs ten seconds, so one start serves all tests."""
+"""Every method on two real ranks. Starting them costs ten seconds, so one start serves all tests."""
 
 import json
 
@@ -24,3 +24,10 @@ def test_masks_are_the_same_on_every_rank_and_those_of_one_process(results, name
     assert result["error_from_one_process"] < 1e-3
     if name in ("probmask", "magnitude", "rigl"):
         assert result["sparsity"] == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("name", ["dense", "l1", "l2"])
+def test_methods_without_masks_run_where_weights_are_cut_up(results, name, engine):
+    assert results[f"{name}-{engine}"]["error_from_one_process"] < 1e-6
+    assert results[f"{name}-{engine}"]["sparsity"] == 0.0

@@ -57,7 +57,9 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
         folder.add_environment(environment())
         if config.method == "logistic":
             if accelerator.is_main_process:
-                folder.write_json("result.json", logistic.fit(task))
+                result = jsonable(logistic.fit(task))
+                print(f"logistic regression: test AUC {result['test_auc']:.4f}, {folder.path}", flush=True)
+                folder.write_json("result.json", result)
             return
         loop = Loop(config, task, folder, accelerator)
         try:

@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks: every method under DDP, on other examples than the other rank's."""
+"""Run by torchrun on two ranks: every method under DDP, and those without masks where an engine cuts weights up."""
 
 import json
 import sys
@@ -10,9 +10,6 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from accelerate.state import AcceleratorState, GradientState
-
-import binmask_dist
 from binmask_dist.methods import METHODS, Settings, make_method
 from ranks import work
 
@@ -25,7 +22,7 @@ def settings(name: str) -> Settings:
     return Settings(EPOCHS, STEPS, lam=0.2 if name == "dropout" else 1e-3, target_sparsity=target, **numbers)
 
 
-def train(name: str, prepare, backward, ranks: tuple[int, ...]):
+def train(name: str, prepare, backward, ranks: tuple[int, ...], samples: int = SAMPLES):
     """Each pass on the shares of `ranks`, with its mean gradient; returns the method and what it drew."""
     model = work.Network()
     method = make_method(name, model, work.make_optimizer(model), settings(name))
@@ -33,11 +30,11 @@ def train(name: str, prepare, backward, ranks: tuple[int, ...]):
     x, y = work.make_data(STEPS, 1)
     for step in range(STEPS):
         method.set_epoch(step * EPOCHS // STEPS)
-        for sample in range(SAMPLES):
+        for sample in range(samples):
             if sample:
                 method.next_sample()
             for rank in ranks:
-                backward(F.mse_loss(model(x[step, 0, rank]), y[step, 0, rank]) / len(ranks) / SAMPLES)
+                backward(F.mse_loss(model(x[step, 0, rank]), y[step, 0, rank]) / len(ranks) / samples)
         optimizer.step()
         optimizer.zero_grad()
     shown = {name: param.detach().clone() for name, param in method.plan.masked.items()}
@@ -51,9 +48,7 @@ def train(name: str, prepare, backward, ranks: tuple[int, ...]):
 def main(folder: Path) -> None:
     results = {}
     for name in METHODS:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        accelerator = binmask_dist.make_accelerator("ddp")
+        accelerator = work.make_accelerator(work.Case("ddp"))
         method, shown, masks = train(name, accelerator.prepare, accelerator.backward, (accelerator.process_index,))
         everyone: list = [None, None]
         dist.all_gather_object(everyone, (shown, masks))
@@ -67,6 +62,14 @@ def main(folder: Path) -> None:
             error_from_one_process=max(float((shown[key] - shown_alone[key]).abs().max()) for key in shown),
             sparsity=method.sparsity(),
         )
+    for name in ("dense", "l1", "l2"):
+        for engine in ("fsdp2", "zero3"):
+            accelerator = work.make_accelerator(work.Case(engine))
+            method, *_ = train(name, accelerator.prepare, accelerator.backward, (accelerator.process_index,), 1)
+            alone, *_ = train(name, lambda *pair: pair, lambda loss: loss.backward(), tuple(range(work.WORLD)), 1)
+            whole, expected = work.whole_parameters(method), work.whole_parameters(alone)
+            error = max(float((whole[key] - expected[key]).abs().max()) for key in expected)
+            results[f"{name}-{engine}"] = dict(error_from_one_process=error, sparsity=method.sparsity())
     if work.is_first_rank():
         (folder / "methods.json").write_text(json.dumps(results))
 
