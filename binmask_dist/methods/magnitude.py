@@ -29,7 +29,7 @@ class Magnitude(HardMasks):
         end = max(1, round(END * settings.steps))
         start = min(round(settings.warmup * settings.steps), end - 1)
         times = {"start": start, "end": end, "interval": settings.mask_interval}
-        return super().around(model, optimizer, settings, target=settings.target, **times)
+        return super().around(model, optimizer, settings, target=settings.target, **times, **numbers)
 
     def after_update(self, rows: list[Row], step: int) -> None:
         numbers = self.numbers

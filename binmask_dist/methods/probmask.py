@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from binmask_dist.methods.base import Settings, largest
-from binmask_dist.methods.random_gates import RandomGates
+from binmask_dist.methods.random_gates import RandomGates, Row
 
 TINY = 1e-20  # keeps logarithms finite
 BEGIN, END = 0.16, 0.6  # of the epochs: between them the budget falls
@@ -85,13 +85,16 @@ class ProbMask(RandomGates):
             group["density"] = density_at(epoch, group["epochs"], 1 - group["target"])
 
     def gate(self, score: Tensor, uniform: Tensor) -> Tensor:
-        for group in self.masked_groups:
-            group["gate_temperature"] = group["temperature"]  # the slope is taken in the next epoch, perhaps
         return relaxed_bernoulli(score, uniform, self.numbers["gate_temperature"])
 
     def gate_slope(self, score: Tensor, gate: Tensor) -> Tensor:
         logit_slope = 1 / (score + TINY) + 1 / (1 - score + TINY)
         return logit_slope.mul_(gate * (1 - gate)).mul_(self.numbers["gate_temperature"])
+
+    def draw(self, rows: list[Row]) -> None:
+        for group in self.masked_groups:
+            group["gate_temperature"] = group["temperature"]  # the slope is taken in the next epoch, perhaps
+        super().draw(rows)
 
     def project(self, scores: Sequence[Tensor]) -> None:
         project_to_budget_(scores, self.numbers["density"] * sum(score.numel() for score in scores))

@@ -91,7 +91,7 @@ class RandomGates(Method):
             kept.addcmul_(param.grad, state["gate"].to(kept.dtype))
             param.grad.zero_()
         self.numbers["mask_sample"] += 1
-        self._draw(self._rows())
+        self.draw(self._rows())
 
     # -- a step
 
@@ -121,7 +121,7 @@ class RandomGates(Method):
         self._update_weights(rows)
         for group in self.masked_groups:
             group["mask_sample"] = 0
-        self._draw(self._rows())
+        self.draw(self._rows())
 
     def _add_score_gradient(self, param: Tensor, state: dict[str, Any]) -> None:
         assert param.grad is not None
@@ -168,7 +168,8 @@ class RandomGates(Method):
             if "score" not in self.state[param]:
                 self.state[param].update(self.new_state(param, group))
 
-    def _draw(self, rows: list[Row]) -> None:
+    def draw(self, rows: list[Row]) -> None:
+        """New gates, for the next pass."""
         numbers = self.numbers
         place = (numbers["mask_seed"] * 1_000_003 + numbers["mask_step"]) * MOST_SAMPLES + numbers["mask_sample"]
         generator = None

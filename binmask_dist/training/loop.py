@@ -165,7 +165,7 @@ class Loop:
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forwards and backwards, once for each of the masks that are drawn for a batch. Returns the mean loss."""
-        samples = self.config.mask_samples
+        samples = self.config.mask_samples if self.position.epoch < self.config.epochs else 1  # then masks are fixed
         losses = []
         for sample in range(samples):
             if sample:
