@@ -1,5 +1,6 @@
 """Tables as sparse matrices: split by patient into three parts, never dense as a whole, judged as in section 3.3."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+from binmask_dist.report.main import ReportOptions, make_report
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
@@ -102,6 +104,23 @@ def test_logistic_regression_is_scikit_learns(table: Path, tmp_path: Path) -> No
         assert figures[f"{name}_auc"] == pytest.approx(expected)
         assert figures[f"{name}_accuracy"] == pytest.approx(model.score(part.inputs, part.labels))
     assert figures["weight_l1"] == pytest.approx(np.abs(model.coef_).mean())
+
+
+def test_the_report_has_the_rows_of_the_papers_table(table: Path, tmp_path: Path) -> None:
+    for method in ("binmask", "logistic"):
+        for seed in (0, 1):
+            options = {**PROTOCOL, "method": method, "seed": seed}
+            train_here(tmp_path / "trials", f"{method}-{seed}", dataset=str(table), **options)
+    make_report(ReportOptions([str(tmp_path)], metric="auc"))
+    (problem,) = json.loads((tmp_path / "report" / "summary.json").read_text())["problems"]
+    columns = {each["method"]: each for each in problem["configurations"]}
+    assert columns.keys() == {"binmask", "logistic"}
+    for method, column in columns.items():
+        figures = [result(tmp_path / "trials" / f"{method}-{seed}") for seed in (0, 1)]
+        for name in ("train_auc", "test_auc", "weight_l0", "weight_l1", "weight_l2"):
+            assert column["metrics"][name]["mean"] == pytest.approx(np.mean([one[name] for one in figures]))
+    text = (tmp_path / "report" / "tables.md").read_text()
+    assert all(f"| {row} " in text for row in ("test AUC", "train AUC", "weight l0", "weight l1", "weight l2"))
 
 
 def test_mistakes_are_named(table: Path, tmp_path: Path) -> None:

@@ -374,7 +374,11 @@ def test_the_metric_is_drawn_against_the_sparsity_with_intervals(sweep: Path, pr
 
 def test_training_is_drawn_with_bands_from_min_to_max(sweep: Path, problem: ProblemAnalysis) -> None:
     figure, caption = figures.draw_training(problem)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Weights left (%)", "Test loss", "Training loss"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "Weights left (%)",
+        "Held-out loss",
+        "Training loss",
+    ]
     assert figure.axes[0].get_yscale() == "log"
     for axes, key in zip(figure.axes, ("sparsity", "test_loss", "train_loss"), strict=True):
         (place,) = (i for i, line in enumerate(axes.lines) if line.get_label() == "binmask, lam 1.6e-05, optimizer sgd")

@@ -14,8 +14,8 @@ from binmask_dist.training.tasks.base import RunError
 MAIN_METRICS = ("test_accuracy", "test_auc", "test_perplexity", "test_loss")  # the first that a problem has
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 _LOWER_IS_BETTER = ("loss", "perplexity", "seconds", "bytes")
-_COUNTS = ("test_examples", "test_correct", "test_tokens")
-_FACTS = ("sparsity", "weights_left", "seconds")  # rows in which nothing is best
+_COUNTS = ("examples", "correct", "tokens")
+_FACTS = ("sparsity", "weights_left", "weight_l0", "weight_l1", "weight_l2", "seconds")  # rows in which nothing is best
 
 
 @dataclass
@@ -96,9 +96,11 @@ def _main_metric(problem: Problem, wanted: str) -> str:
 def _row_names(columns: Sequence[Configuration], metric: str) -> list[str]:
     """A metric that is finite in no trial has a row too, of nothing: it should not go unnoticed."""
     there = dict.fromkeys(name for each in columns for trial in each.trials for name in trial.metrics)
-    tests = [name for name in there if name.startswith("test_") and name not in _COUNTS]
+    tests, trains = (
+        [name for name in there if name.startswith(part) and not name.endswith(_COUNTS)] for part in ("test_", "train_")
+    )
     before = [BEFORE_FINETUNING + name for name in [metric, *tests] if BEFORE_FINETUNING + name in there]
-    names = dict.fromkeys([metric, *tests, *before, "train_loss", *_FACTS])
+    names = dict.fromkeys([metric, *tests, *before, *trains, *_FACTS])
     return [name for name in names if name in there]
 
 

@@ -88,7 +88,7 @@ class Problem:
     def curves(self) -> list[Curve]:
         families: dict[str, list[Configuration]] = {}
         for each in self.configurations:
-            if each.method != "dense":
+            if each.method != "dense" and each.trials[0].epochs:
                 families.setdefault(_hashable(each.config, without=SPARSITY_KEYS), []).append(each)
         lines = [sorted(family, key=lambda each: each.sparsity) for family in families.values()]
         heads = [line[0].config for line in lines]

@@ -148,7 +148,10 @@ def draw_training(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     panels = figure.subplots(1, 3)
     chosen = [*analysis.problem.selection(SELECTED), *analysis.problem.dense[:1]]
     for axes, key, heading in zip(
-        panels, ("sparsity", "test_loss", "train_loss"), ("Weights left (%)", "Test loss", "Training loss"), strict=True
+        panels,
+        ("sparsity", "test_loss", "train_loss"),
+        ("Weights left (%)", "Held-out loss", "Training loss"),
+        strict=True,
     ):
         drawn = []
         for index, each in enumerate(chosen):

@@ -20,6 +20,7 @@ Record = dict[str, Any]
 BEFORE_FINETUNING = "before_finetuning."  # starts the names of what was measured then
 _CONFIG_KEYS = ("seed", "task", "dataset", "model", "lam", "target_sparsity", "epochs")
 _EPOCH_KEYS = ("epoch", "step", "phase", "train_loss", "test_loss", "sparsity", "layer_sparsity")
+WITHOUT_EPOCHS = ("logistic",)  # methods that are no training loop
 _FLIPS = ("on_to_off", "off_to_on")
 _MARKS_OF_A_RUN = ("trial.json", FILE_NAME)  # there before config.json, or after its loss
 
@@ -50,7 +51,8 @@ class Trial:
         """Every number of the result, and the training loss of the last epoch. What was not finite is NaN."""
         before = self.result.get("before_finetuning") or {}
         named = {**self.result, **{BEFORE_FINETUNING + key: value for key, value in before.items()}}
-        named["train_loss"] = self.epochs[-1]["train_loss"]
+        if self.epochs:
+            named.setdefault("train_loss", self.epochs[-1]["train_loss"])
         numbers = {key: value for key, value in named.items() if _is_number(value)}
         gone = {key: math.nan for key, value in named.items() if value is None and _is_measured(key)}
         return {key: float(value) if math.isfinite(value) else math.nan for key, value in {**numbers, **gone}.items()}
@@ -116,7 +118,8 @@ def read_trial(folder: Path) -> Trial:
     config = _read_object(folder / "config.json")
     if not (folder / "result.json").exists():
         raise Unusable("is not finished: it has no result.json")
-    return make_trial(str(folder), config, _read_object(folder / "result.json"), _read_epochs(folder / FILE_NAME))
+    epochs = [] if config.get("method") in WITHOUT_EPOCHS else _read_epochs(folder / FILE_NAME)
+    return make_trial(str(folder), config, _read_object(folder / "result.json"), epochs)
 
 
 def make_trial(source: str, config: Record, result: Record, epochs: list[Record]) -> Trial:
@@ -125,9 +128,11 @@ def make_trial(source: str, config: Record, result: Record, epochs: list[Record]
     _check_keys("result.json", result, ("sparsity", "test_loss"))
     if not _is_number(result["sparsity"]) or not 0 <= result["sparsity"] <= 1:
         raise Unusable(f"result.json has sparsity = {result['sparsity']!r}, which is no fraction")
-    if not epochs:
+    if not epochs and config.get("method") not in WITHOUT_EPOCHS:
         raise Unusable(f"{FILE_NAME} has no record of an epoch")
     for record in epochs:
+        if "validation_loss" in record:  # the test data are looked at once, at the end
+            record["test_loss"] = record["validation_loss"]
         _check_keys(FILE_NAME, record, _EPOCH_KEYS)
     return Trial(
         source, config, result, [{key: record.get(key) for key in (*_EPOCH_KEYS, *_FLIPS)} for record in epochs]
@@ -180,7 +185,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_measured(key: str) -> bool:
-    return key.removeprefix(BEFORE_FINETUNING).startswith("test_") or key == "train_loss"
+    return key.removeprefix(BEFORE_FINETUNING).startswith(("test_", "train_"))
 
 
 def _shown(folders: list[str]) -> Iterable[str]:
