@@ -13,7 +13,8 @@ from binmask_dist.report.statistics import at_sparsity, best_index, compare, hol
 from binmask_dist.report.trials import Trial
 
 FEW = settings(max_examples=40, deadline=None)
-VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
+# squares of smaller ones are zero in floating point, and scipy answers NaN
+VALUES = st.lists(st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e-100), min_size=1, max_size=12)
 P_VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,6 +24,7 @@ from binmask_dist.training.tasks.base import RunError
 
 START_LIMIT = 30.0  # seconds for W&B's server to answer
 FINISH_LIMIT = 60.0  # seconds in which a tracker may catch up at the end of the run
+ABANDON_LIMIT = 5.0  # seconds for what is left of a tracker that was switched off
 
 Record = dict[str, Any]
 
@@ -144,14 +146,24 @@ class Wandb:
     def abandon(self) -> None:
         """At exit wandb waits for its service, for as long as that takes: end it now."""
         import psutil
-        import wandb
 
         for child in psutil.Process().children():
-            if child.name().startswith("wandb-core"):
-                child.kill()
-                child.wait()
-        with suppress(Exception, SystemExit):  # there is nobody to say goodbye to, but it also removes its exit hook
-            wandb.teardown()
+            with suppress(psutil.Error):  # it may have ended meanwhile
+                if child.name().startswith("wandb-core"):
+                    child.kill()
+                    child.wait(ABANDON_LIMIT)
+        # in a thread, because it may wait for an answer that does not come
+        goodbye = threading.Thread(target=_tear_down, daemon=True)
+        goodbye.start()
+        goodbye.join(ABANDON_LIMIT)
+
+
+def _tear_down() -> None:
+    """There is nobody to say goodbye to, but it also removes wandb's exit hook."""
+    import wandb
+
+    with suppress(Exception, SystemExit):
+        wandb.teardown()
 
 
 class TensorBoard:
