@@ -19,7 +19,7 @@ Nothing is kept on `self` that a step changes, and nothing about a parameter is 
 FSDP2 and ZeRO replace the parameters, and ZeRO calls `step()` once for every group.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,18 +40,13 @@ class BinMask(MaskedOptimizer):
     def new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return make_state(param, group, self.model)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def take_step(self) -> None:
         if self._only_makes_state():
             self._make_inner_state()
         else:
             clip = self.clip_coefficient()
             if clip is None:
-                return loss
+                return
             self._update(clip)
         # The inner optimizer starts its own state only where it finds none, so ours comes after its first step;
         # during the warm-up too, so that a checkpoint has the same entries whenever it is written.
@@ -59,7 +54,6 @@ class BinMask(MaskedOptimizer):
             for param in group["params"]:
                 if param.grad is not None and "latent" not in self.state[param]:
                     self.state[param].update(make_state(param, group, self.model))
-        return loss
 
     def _update(self, clip: float) -> None:
         steps = [step for group in self.masked_groups for step in self._masked_steps(group, clip)]

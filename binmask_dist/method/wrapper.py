@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -40,9 +41,8 @@ class MaskedOptimizer(Optimizer):
     inner: Optimizer
     plan: Plan
     model: nn.Module | None  # to find parameters by name in ZeRO's partitions
-    state_keys: ClassVar[
-        tuple[str, ...]
-    ] = ()  # what the method keeps in the state of a masked weight, in its own dtype
+    # what the method keeps in the state of a masked weight, in its own dtype
+    state_keys: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inner: Optimizer, plan: Plan, model: nn.Module) -> None:
         # Optimizer.__init__ would make groups and a state of its own; __setstate__ makes the hooks only.
@@ -137,7 +137,17 @@ class MaskedOptimizer(Optimizer):
         for group in self.masked_groups:
             group["frozen"] = False
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.take_step()
+        return loss
+
+    def take_step(self) -> None:
+        """Update weights and masks from the gradients that are there."""
         raise NotImplementedError
 
     def new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -176,7 +186,7 @@ class MaskedOptimizer(Optimizer):
         if not math.isfinite(norm):
             for group in groups:
                 group["skipped_steps"] += 1
-            warnings.warn("a gradient is NaN or inf: the step changed nothing (see skipped_steps)", stacklevel=3)
+            warnings.warn("a gradient is NaN or inf: the step changed nothing (see skipped_steps)", stacklevel=4)
             return None
         return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))  # 1e-6 as in torch's clip_grad_norm_
 

@@ -1,6 +1,6 @@
 """What all methods share: their settings, and a step that changes nothing if a gradient is not finite."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -61,18 +61,6 @@ class Method(MaskedOptimizer):
         for group in method.masked_groups:
             group.update(mask_step=0, **numbers)
         return method
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.take_step()
-        return loss
-
-    def take_step(self) -> None:
-        raise NotImplementedError
 
     @property
     def numbers(self) -> dict[str, Any]:

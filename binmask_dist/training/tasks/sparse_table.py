@@ -13,15 +13,13 @@ import numpy as np
 import scipy.sparse
 import torch
 from sklearn.preprocessing import MaxAbsScaler
-from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from binmask_dist.networks import MLPS
 from binmask_dist.training.columns import Classes
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.models import first_line, make_timm, save_timm
+from binmask_dist.training.models import first_line
 from binmask_dist.training.tasks.base import Batch, RunError, Task
-from binmask_dist.training.tasks.classification import Classification
+from binmask_dist.training.tasks.rows import RowClassification, check_model
 
 TOGETHER = "patient"  # rows with the same number in this array are never in two parts
 Rows = tuple[scipy.sparse.csr_matrix, np.ndarray]
@@ -38,12 +36,11 @@ class SparseRows(Dataset):
         return self.inputs[indices], self.labels[indices]
 
 
-class SparseTableClassification(Classification):
+class SparseTableClassification(RowClassification):
     measures_training = True
 
     def __init__(self, config: TrainConfig) -> None:
-        if config.model not in MLPS:
-            raise RunError(f"the tabular task takes the models {' and '.join(MLPS)}, not {config.model}")
+        check_model(config)
         Task.__init__(self, config)
         inputs, labels, groups = read_npz(Path(config.dataset).expanduser(), config.label_column or "y")
         self.classes = Classes.of(None, config.label_column or "y", labels.tolist())
@@ -55,8 +52,9 @@ class SparseTableClassification(Classification):
         for name, part in (("test", test), ("validation", validation)):
             if config.validation_fraction or name == "test":
                 _check_classes(name, numbers[part], len(self.classes.names))
-        self.scaler = MaxAbsScaler().fit(inputs[train])
-        scaled = self.scaler.transform(inputs)
+        scaler = MaxAbsScaler().fit(inputs[train])
+        self.scaling = {"largest": scaler.max_abs_.tolist()}
+        scaled = scaler.transform(inputs)
         self.train, self.test = SparseRows(scaled[train], numbers[train]), SparseRows(scaled[test], numbers[test])
         if config.validation_fraction:
             self.validation = SparseRows(scaled[validation], numbers[validation])
@@ -72,22 +70,6 @@ class SparseTableClassification(Classification):
 
     def arrays(self, part: SparseRows) -> Rows:
         return part.inputs, part.labels
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        inputs, labels = batch
-        return model(inputs), labels
-
-    def make_model(self) -> nn.Module:
-        return make_timm(self.config, self.model_args)
-
-    def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
-        description = {
-            "architecture": self.config.model,
-            "arguments": self.model_args,
-            "classes": self.classes.names,
-            "input": {"largest": self.scaler.max_abs_.tolist()},
-        }
-        return save_timm(state, folder, description)
 
 
 def _check_classes(name: str, labels: np.ndarray, classes: int) -> None:

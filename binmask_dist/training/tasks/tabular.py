@@ -1,36 +1,32 @@
 """Classification of table rows by a multi-layer perceptron."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from binmask_dist.networks import MLPS
 from binmask_dist.training.columns import find_table, is_text
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.models import make_timm, save_timm
-from binmask_dist.training.tasks.base import Batch, RunError
-from binmask_dist.training.tasks.classification import Classification
+from binmask_dist.training.tasks.base import RunError
+from binmask_dist.training.tasks.rows import RowClassification, check_model
 
 MOST_WORDS = 1000  # in a column that is made into one input for each of its words
 
 
-class TableClassification(Classification):
+class TableClassification(RowClassification):
     """Numbers are standardised and words made into ones and zeros, by what the training part holds."""
 
     def __init__(self, config: TrainConfig) -> None:
         if config.streaming:
             raise RunError("a table is scaled by all of its training rows: the tabular task cannot stream")
-        if config.model not in MLPS:
-            raise RunError(f"the tabular task takes the models {' and '.join(MLPS)}, not {config.model}")
+        check_model(config)
         super().__init__(config)
         columns = find_table(self.data.features, config.input_columns, self.data.label)
         self.scalers = {name: self._fitted(name) for name in columns}
+        self.scaling = [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()]
         self.train = self._examples(self.data.train)
         self.test = self._examples(self.data.test)
         self.model_args = {
@@ -56,22 +52,6 @@ class TableClassification(Classification):
     def arrays(self, part: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
         inputs, labels = part.tensors
         return inputs.numpy(), labels.numpy()
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        inputs, labels = batch
-        return model(inputs), labels
-
-    def make_model(self) -> nn.Module:
-        return make_timm(self.config, self.model_args)
-
-    def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
-        description = {
-            "architecture": self.config.model,
-            "arguments": self.model_args,
-            "classes": self.classes.names,
-            "input": [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()],
-        }
-        return save_timm(state, folder, description)
 
 
 def column_matrix(part: Dataset, name: str) -> np.ndarray:
