@@ -92,6 +92,10 @@ def without(path: Path, key: str) -> None:
     path.write_text(json.dumps(content))
 
 
+def replaced(path: Path, key: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+
 def test_what_is_broken_is_named_and_left_out(tmp_path: Path) -> None:
     """One run folder for each way to be broken, and a good one."""
     run_folders.write_run(tmp_path / "good", seed=100)
@@ -120,6 +124,8 @@ def test_what_is_broken_is_named_and_left_out(tmp_path: Path) -> None:
             lambda run: (run / "result.json").write_text('{"sparsity": 1.5, "test_loss": 1}'),
             "sparsity = 1.5, which is no fraction",
         ),
+        "no number": (lambda run: replaced(run / "config.json", "lam", None), "config.json has lam = None"),
+        "wrong kind": (lambda run: replaced(run / "result.json", "before_finetuning", [1]), "that is no object"),
     }
     for seed, (name, (damage, _)) in enumerate(ways.items()):
         damage(run_folders.write_run(tmp_path / name, seed=seed))

@@ -42,6 +42,26 @@ def test_a_summary_is_that_of_numpy_and_scipy(values: list[float]) -> None:
     assert summary.min - 1e-12 * scale <= summary.mean <= summary.max + 1e-12 * scale
 
 
+def test_differences_that_are_equal_but_for_rounding_are_no_evidence() -> None:
+    """Each seed one image of 360 worse: the differences differ by 1e-16."""
+    one, other = (
+        {seed: count / 360 for seed, count in enumerate(counts)} for counts in ((340, 341, 344), (339, 340, 343))
+    )
+    assert np.ptp([one[seed] - other[seed] for seed in one]) > 0
+    comparison = compare(one, other)
+    assert comparison.p is None and "do not vary" in comparison.reason
+
+
+def test_a_configuration_far_away_takes_no_seeds_from_its_neighbours() -> None:
+    near = [
+        ({seed: x + 0.001 * seed for seed in range(5)}, {seed: y for seed in range(5)})
+        for x, y in ((0.8, 0.9), (0.9, 0.8))
+    ]
+    far = ({0: 0.99}, {0: 0.1})
+    assert at_sparsity([*near, far], 0.85) == at_sparsity(near, 0.85)
+    assert at_sparsity([*near, far], 0.85).summary.trials == 5
+
+
 @FEW
 @given(VALUES, st.randoms(use_true_random=False))
 def test_the_order_of_trials_changes_nothing(values: list[float], random: object) -> None:

@@ -231,6 +231,8 @@ def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         shares(8, None, four)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
     assert devices.find_devices() == ["GPU-a", "GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert devices.find_devices() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-a)'\necho 'GPU 1: B (UUID: GPU-b)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

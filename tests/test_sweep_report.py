@@ -210,6 +210,17 @@ def test_the_metric_can_be_chosen_and_a_wrong_one_is_an_error(sweep: Path, capsy
     assert errors[1] == "error: a sparsity is a fraction from 0 to 1, and 1.5 is not"
 
 
+def test_one_lucky_trial_is_not_the_best_of_many(tmp_path: Path) -> None:
+    for seed in range(3):
+        run_folders.write_run(tmp_path / f"many-{seed}", lam=1e-3, seed=seed)
+    run_folders.write_run(tmp_path / "lucky", lam=1e-9, seed=0)
+    (problem,) = analyse(read_trials([str(tmp_path)])).problems
+    row = next(row for row in problem.results if row.name == "test_accuracy")
+    trials = [cell.value.summary.trials for cell in row.cells if cell.value]
+    assert trials == [1, 3]  # sorted by the metric: the one is ahead
+    assert row.best == 1 and not row.cells[0].bold
+
+
 # what is written and said
 
 

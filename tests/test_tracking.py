@@ -145,6 +145,8 @@ def test_a_trial_is_what_decides_its_result() -> None:
     assert trial_id(json.loads(json.dumps(config))) == trial_id(config)
     assert trial_id(asdict(TrainConfig(name="again", trackers=(), workers=2))) == trial_id(config)
     assert trial_id(asdict(TrainConfig(seed=1))) != trial_id(config)
+    older = {key: value for key, value in config.items() if key != "label_smoothing"}  # from before there was one
+    assert trial_id(older) == trial_id(config) != trial_id({**older, "label_smoothing": 0.1})
 
 
 # W&B

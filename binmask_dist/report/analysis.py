@@ -118,8 +118,11 @@ def _matched_row(sparsity: float, curves: Sequence[Curve], metric: str) -> Row:
 
 
 def _against_best(row: Row, higher: bool) -> Row:
-    means = [cell.value.summary.mean if cell.value else None for cell in row.cells]
-    row.best = best_index(means, higher)
+    values = [cell.value.summary if cell.value else None for cell in row.cells]
+    means = [value.mean if value else None for value in values]
+    # one lucky trial is no match for means of several
+    several = [value.mean if value and value.trials > 1 else None for value in values]
+    row.best = best_index(several if any(mean is not None for mean in several) else means, higher)
     if row.best is None:
         return row
     best = row.cells[row.best].value

@@ -1,5 +1,6 @@
 """Figures of a report: the paper's Figures 2 and 3, sparsity by layer, and mask churn."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from binmask_dist.report.analysis import ProblemAnalysis
 from binmask_dist.report.configurations import Configuration, Curve
+from binmask_dist.report.statistics import Summary
 from binmask_dist.report.tables import sentence, title
 from binmask_dist.report.trials import BEFORE_FINETUNING
 from binmask_dist.training.plots import GREY, NAMED_LAYERS, dress, heat_map, scale_losses
@@ -109,8 +111,8 @@ def _draw_curve(
     axes.errorbar(
         100 - x if on_log_scale else x,
         [scale * each.summaries[metric].mean for each in there],
-        xerr=[100 * (each.summaries["sparsity"].half_width or 0) for each in there],
-        yerr=[scale * (each.summaries[metric].half_width or 0) for each in there],
+        xerr=[100 * _bar(each.summaries["sparsity"]) for each in there],
+        yerr=[scale * _bar(each.summaries[metric]) for each in there],
         color=COLOURS[index],
         marker=MARKERS[index],
         markerfacecolor="white" if hollow else COLOURS[index],
@@ -134,6 +136,11 @@ def _draw_dense(axes: Axes, analysis: ProblemAnalysis) -> None:
         axes.axhline(
             scale * summary.mean, color="#555555", linestyle=LINES[(3 + number) % 7], linewidth=1.2, label=label
         )
+
+
+def _bar(summary: Summary) -> float:
+    """NaN, which is not drawn, for one trial."""
+    return math.nan if summary.half_width is None else summary.half_width
 
 
 def _scale(metric: str) -> float:

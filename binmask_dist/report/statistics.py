@@ -75,11 +75,11 @@ def compare(first: Sample, second: Sample) -> Comparison:
     if small.keys() <= large.keys():
         name, seeds = "paired t-test", sorted(small)
         one, other = _array(first[seed] for seed in seeds), _array(second[seed] for seed in seeds)
-        too_even = np.ptp(other - one) == 0 if seeds else True
+        too_even = _constant(other - one, np.concatenate([one, other]))
     else:
         name = "Welch's t-test"
         one, other = _array(first.values()), _array(second.values())
-        too_even = np.ptp(one) == 0 and np.ptp(other) == 0 if len(one) and len(other) else True
+        too_even = _constant(one, one) and _constant(other, other)
     trials = (len(one), len(other))
     difference = float(other.mean() - one.mean()) if min(trials) else math.nan
     if min(trials) < 2:
@@ -129,29 +129,33 @@ class Estimate:
 def at_sparsity(points: Sequence[tuple[Sample, Sample]], sparsity: float) -> Estimate | None:
     """The metric of a curve at `sparsity`; a point of it is a configuration: its sparsities and metrics by seed.
 
-    Each seed that all configurations share has a curve of its own, straight between neighbours in its own sparsities.
-    If these are two or more, or all there are, their values at `sparsity` are a sample like any other.
+    Two configurations have mean sparsities that enclose `sparsity`. Each seed that both have has a curve of its own,
+    straight between neighbours in its own sparsities. If these are two or more, or all there are, their values at
+    `sparsity` are a sample like any other.
 
-    Otherwise the two configurations whose mean sparsities enclose `sparsity` are mixed, (1-w) A + w B, and the interval
-    is Welch's for the difference between (1-w) A and -w B. It takes the mean sparsities for exact.
+    Otherwise the two configurations are mixed, (1-w) A + w B, and the interval is Welch's for the difference between
+    (1-w) A and -w B. It takes the mean sparsities for exact.
 
     None beyond the ends of a curve, be it that of one seed: nothing is extrapolated.
     """
     both = [_both(*point) for point in points]
     points = [point for point in both if point[0]]
-    if not points:
+    neighbours = _neighbours(points, sparsity)
+    if neighbours is None:
         return None
-    shared = set.intersection(*(set(sparsities) for sparsities, _ in points))
-    if len(shared) > 1 or all(sparsities.keys() == shared for sparsities, _ in points):
-        sample: dict[int, float] = {}
-        for seed in sorted(shared):
-            value = _interpolate([(sparsities[seed], values[seed]) for sparsities, values in points], sparsity)
-            if value is None:
-                return None
-            sample[seed] = value
-        summary = summarise(sample.values())
-        return None if summary is None else Estimate(summary, sample)
-    return _mix_neighbours(points, sparsity)
+    left, right = (set(sparsities) for sparsities, _ in neighbours)
+    shared = left & right
+    if len(shared) < 2 and left != right:
+        return _mix(neighbours, sparsity)
+    sample: dict[int, float] = {}
+    for seed in sorted(shared):
+        curve = [(sparsities[seed], values[seed]) for sparsities, values in points if seed in sparsities]
+        value = _interpolate(curve, sparsity)
+        if value is None:
+            return None
+        sample[seed] = value
+    summary = summarise(sample.values())
+    return None if summary is None else Estimate(summary, sample)
 
 
 def _interpolate(curve: list[tuple[float, float]], sparsity: float) -> float | None:
@@ -165,13 +169,20 @@ def _interpolate(curve: list[tuple[float, float]], sparsity: float) -> float | N
     return float(np.interp(sparsity, xs, [np.mean(at[x]) for x in xs]))
 
 
-def _mix_neighbours(points: Sequence[tuple[Sample, Sample]], sparsity: float) -> Estimate | None:
+Point = tuple[Sample, Sample]
+
+
+def _neighbours(points: Sequence[Point], sparsity: float) -> tuple[Point, Point] | None:
+    """The two of which one is less and one more sparse; one point twice where it is just as sparse."""
     nodes = sorted(points, key=_mean_sparsity)
-    enclosing = (pair for pair in pairwise(nodes) if _mean_sparsity(pair[0]) < _mean_sparsity(pair[1]))
-    enclosing = (pair for pair in enclosing if _mean_sparsity(pair[0]) <= sparsity <= _mean_sparsity(pair[1]))
-    pair = next(enclosing, None)
-    if pair is None:
-        return None
+    for node in nodes:
+        if _mean_sparsity(node) == sparsity:
+            return node, node
+    pairs = (pair for pair in pairwise(nodes) if _mean_sparsity(pair[0]) < sparsity < _mean_sparsity(pair[1]))
+    return next(pairs, None)
+
+
+def _mix(pair: tuple[Point, Point], sparsity: float) -> Estimate:
     (left, right), (a, b) = map(_mean_sparsity, pair), (_array(values.values()) for _, values in pair)
     weight = (sparsity - left) / (right - left)
     one, other = (1 - weight) * a, -weight * b
@@ -193,6 +204,11 @@ def _both(sparsities: Sample, values: Sample) -> tuple[Sample, Sample]:
 
 def _mean_sparsity(point: tuple[Sample, Sample]) -> float:
     return float(np.mean(list(point[0].values())))
+
+
+def _constant(values: np.ndarray, of: np.ndarray) -> bool:
+    """Whether values that were worked out from `of` differ by no more than rounding."""
+    return not len(values) or bool(np.ptp(values) <= 1e-12 * np.abs(of).max())
 
 
 def _array(values: Iterable[float]) -> np.ndarray:

@@ -56,7 +56,10 @@ def result_table(analysis: ProblemAnalysis) -> Table:
     notes = [f"Columns are sorted by {title(analysis.metric, unit=False)}, the best first."]
     if max(counts) > 1:
         notes.append("Numbers after ± are half of the 95% t-interval over the trials (seeds) of a configuration.")
-        notes.append("Bold: the best of a row, and those than which it is not significantly better (p > 0.3).")
+        notes.append(
+            "Bold: the best of a row among those with several trials, and those than which it is not significantly "
+            "better (p > 0.3)."
+        )
     if min(counts) == 1:
         which = "These configurations have" if max(counts) == 1 else "A configuration without ± has"
         notes.append(f"{which} one trial: there is no interval, and a difference may be chance.")
@@ -207,7 +210,9 @@ def _p_notes(rows: Sequence[Row]) -> list[str]:
     tests = {comparison.test for comparison in compared}
     notes = []
     if tests - {"none"}:
-        notes.append("Two-sided p-values of t-tests paired by seed; in brackets, Holm-corrected over this table.")
+        notes.append("Two-sided p-values; in brackets, Holm-corrected over this table.")
+    if "paired t-test" in tests:
+        notes.append("t-tests are paired by seed, over the seeds that both have.")
     if "Welch's t-test" in tests:
         notes.append("W: Welch's test, because the seeds differ.")
     reasons = dict.fromkeys(comparison.reason for comparison in compared if comparison.reason)

@@ -126,6 +126,11 @@ def make_trial(source: str, config: Record, result: Record, epochs: list[Record]
     """Checks that everything is there which a report relies on."""
     _check_keys("config.json", config, _CONFIG_KEYS)
     _check_keys("result.json", result, ("sparsity", "test_loss"))
+    for key in ("seed", "lam"):
+        if not _is_number(config[key]):
+            raise Unusable(f"config.json has {key} = {config[key]!r}, which is no number")
+    if not isinstance(result.get("before_finetuning") or {}, dict):
+        raise Unusable("result.json has a before_finetuning that is no object")
     if not _is_number(result["sparsity"]) or not 0 <= result["sparsity"] <= 1:
         raise Unusable(f"result.json has sparsity = {result['sparsity']!r}, which is no fraction")
     if not epochs and config.get("method") not in WITHOUT_EPOCHS:
@@ -134,6 +139,8 @@ def make_trial(source: str, config: Record, result: Record, epochs: list[Record]
         if "validation_loss" in record:  # the test data are looked at once, at the end
             record["test_loss"] = record["validation_loss"]
         _check_keys(FILE_NAME, record, _EPOCH_KEYS)
+        if not isinstance(record["layer_sparsity"], dict):
+            raise Unusable(f"{FILE_NAME} has an epoch whose layer_sparsity is no object")
     return Trial(
         source, config, result, [{key: record.get(key) for key in (*_EPOCH_KEYS, *_FLIPS)} for record in epochs]
     )

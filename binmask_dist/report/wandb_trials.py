@@ -38,6 +38,8 @@ def add_wandb_trials(trials: Trials, project: str, api: Any = None) -> None:
             trials.add(make_trial(source, config, result, _epochs(run, config, result)))
         except Unusable as error:
             trials.left_out.append((source, str(error)))
+        except wandb.Error as error:
+            trials.left_out.append((source, f"W&B does not give it: {str(error).splitlines()[0]}"))
 
 
 def _epochs(run: Any, config: Record, result: Record) -> list[Record]:

@@ -43,7 +43,8 @@ def find_devices() -> list[str]:
     """What CUDA_VISIBLE_DEVICES allows, or all GPUs that nvidia-smi lists."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        return [device.strip() for device in allowed.split(",") if device.strip()]
+        names = [device.strip() for device in allowed.split(",")]
+        return [name for name in names if name and not name.startswith("-")]  # -1 is how CUDA is told of none
     command = shutil.which("nvidia-smi")
     if not command:
         return []

@@ -59,6 +59,8 @@ class Trial:
 
     def end_of_log(self, lines: int) -> list[str]:
         """The last lines of the last attempt, without the launcher's account of what it saw, which comes after them."""
+        if not self.log.exists():
+            return ["(there is no log any more)"]
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 100_000))
             text = file.read().decode(errors="replace")

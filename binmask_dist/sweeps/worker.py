@@ -21,6 +21,7 @@ from binmask_dist.sweeps.trial import ATTEMPT, Status, Trial
 
 TICK = 0.1  # seconds between looks at the trials of this worker
 LOOK = 2.0  # and at the sweep folder, where other workers write; longer if that takes long
+SAVED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a trial that somebody has told to save and end
 
 
 @dataclass
@@ -151,7 +152,8 @@ class Worker:
         self.free.append(running.slot)
         self.free.sort(key=lambda slot: slot.number)
         seconds = time.monotonic() - running.started
-        status: Status = "interrupted" if self.signal or self.is_stopping else "failed"
+        was_stopped = self.signal or self.is_stopping or code in SAVED
+        status: Status = "interrupted" if was_stopped else "failed"
         if trial.is_finished:
             status = "finished"
             self.finished[trial.id] = seconds

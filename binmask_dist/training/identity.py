@@ -1,13 +1,19 @@
 """Which trial a run is: a hash of what decides its result. Trials that differ in the seed alone are one configuration.
 
-Takes configurations as config.json holds them, or as `dataclasses.asdict` makes them.
+Takes configurations as config.json holds them, or as `dataclasses.asdict` makes them. What is at its default has no
+part in the hash: an option that is new does not make other trials of those from before it. Nor has the launcher: the
+number of processes, the engine, and the precision unless the configuration says it.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from binmask_dist.training.config import TrainConfig
 
 # where a run is kept, how often it is saved, and who is told of it
 NO_PART_OF_A_TRIAL = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "workers", "log_every"}
@@ -20,7 +26,7 @@ def trial_id(config: Mapping[str, Any]) -> str:
 
 def configuration_id(config: Mapping[str, Any]) -> str:
     """The same for all seeds."""
-    return _digest({key: value for key, value in _settings(config).items() if key != "seed"}, 6)
+    return _digest({key: value for key, value in _settings(config).items() if key != "seed"}, 10)
 
 
 def configuration_name(config: Mapping[str, Any]) -> str:
@@ -36,7 +42,19 @@ def configuration_name(config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in NO_PART_OF_A_TRIAL}
+    defaults = _defaults()
+    given = {key: value for key, value in config.items() if key not in NO_PART_OF_A_TRIAL}
+    return {key: value for key, value in given.items() if key not in defaults or _plain(value) != defaults[key]}
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return _plain(asdict(TrainConfig()))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a tuple is a list there."""
+    return json.loads(json.dumps(value))
 
 
 def _digest(settings: dict[str, Any], length: int) -> str:
