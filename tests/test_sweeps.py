@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import wandb
 import yaml
 from accelerate.state import AcceleratorState, GradientState
 from jobs import ROOT, records, result
@@ -371,3 +372,4 @@ def train_alone(arguments: list[str]) -> None:
     GradientState._reset_state()
     config = parse_config(arguments)
     train(config, accelerator_for(config))
+    wandb.teardown()

@@ -22,6 +22,7 @@ import wandb
 import wandb_server
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from jobs import environment
 
 from binmask_dist.training import trackers, tracking
 from binmask_dist.training.config import TrainConfig
@@ -271,7 +272,10 @@ def test_a_run_outlives_the_service_of_wandb(tmp_path: Path) -> None:
     for signal in reasons:
         (tmp_path / signal).mkdir()
         command = [sys.executable, tracked.__file__, str(tmp_path / signal), signal]
-        runs[signal] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # without what an earlier test may have left: with a WANDB_SERVICE it would have no service of its own
+        runs[signal] = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     for signal, reason in reasons.items():
         output, errors = runs[signal].communicate(timeout=120)
         assert runs[signal].returncode == 0, errors
