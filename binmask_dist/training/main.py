@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from binmask_dist import make_accelerator
 from binmask_dist.engines.accelerator import engine_from_environment
 from binmask_dist.packed_masks import save_masks
-from binmask_dist.training import logistic, plots, report
+from binmask_dist.training import plots, report
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.environment import environment
 from binmask_dist.training.interruption import end_with_the_launcher
@@ -56,6 +56,8 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
             return
         folder.add_environment(environment())
         if config.method == "logistic":
+            from binmask_dist.training import logistic  # scikit-learn's models take a while to import
+
             if accelerator.is_main_process:
                 result = jsonable(logistic.fit(task))
                 print(f"logistic regression: test AUC {result['test_auc']:.4f}, {folder.path}", flush=True)
