@@ -1,7 +1,6 @@
 """Where a report's trials come from: run folders, sweep folders and W&B."""
 
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -183,15 +182,11 @@ def test_a_thousand_trials_cost_little_more_than_reading_their_files(
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wandb_server.Server]:
+def server(stranger: pytest.MonkeyPatch) -> Iterator[wandb_server.Server]:
     """Somebody is logged in to a server of their own, whoever runs the tests."""
-    for key in [key for key in os.environ if key.startswith("WANDB_")]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    stranger.setenv("WANDB_API_KEY", "0" * 40)
     with wandb_server.running() as running:
-        monkeypatch.setenv("WANDB_BASE_URL", running.url)
+        stranger.setenv("WANDB_BASE_URL", running.url)
         wandb.teardown()
         yield running
         wandb.teardown()

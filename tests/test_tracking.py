@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -40,18 +39,6 @@ def accelerator() -> Iterator[Accelerator]:
     AcceleratorState._reset_state(reset_partial_state=True)
     yield Accelerator(cpu=True)
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Nobody is logged in to W&B here, whoever runs the tests; and it reads its settings anew."""
-    for key in [key for key in os.environ if key.startswith("WANDB_")]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
-    wandb.teardown()
-    yield monkeypatch
-    wandb.teardown()
 
 
 def log_all(tracking: Tracking, records: list[dict[str, Any]]) -> None:

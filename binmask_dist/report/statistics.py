@@ -18,6 +18,7 @@ CONFIDENCE = 0.95
 BOLD_ABOVE = 0.3  # the paper's rule: the best is not significantly better if p is above this
 
 Sample = Mapping[int, float]
+Point = tuple[Sample, Sample]  # a configuration on a curve: its sparsities and metrics by seed
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Estimate:
     sample: dict[int, float] | None  # by seed; None if the configurations of the curve share too few seeds
 
 
-def at_sparsity(points: Sequence[tuple[Sample, Sample]], sparsity: float) -> Estimate | None:
+def at_sparsity(points: Sequence[Point], sparsity: float) -> Estimate | None:
     """The metric of a curve at `sparsity`; a point of it is a configuration: its sparsities and metrics by seed.
 
     Two configurations have mean sparsities that enclose `sparsity`. Each seed that both have has a curve of its own,
@@ -169,9 +170,6 @@ def _interpolate(curve: list[tuple[float, float]], sparsity: float) -> float | N
     return float(np.interp(sparsity, xs, [np.mean(at[x]) for x in xs]))
 
 
-Point = tuple[Sample, Sample]
-
-
 def _neighbours(points: Sequence[Point], sparsity: float) -> tuple[Point, Point] | None:
     """The two of which one is less and one more sparse; one point twice where it is just as sparse."""
     nodes = sorted(points, key=_mean_sparsity)
@@ -202,7 +200,7 @@ def _both(sparsities: Sample, values: Sample) -> tuple[Sample, Sample]:
     return {seed: sparsities[seed] for seed in seeds}, {seed: values[seed] for seed in seeds}
 
 
-def _mean_sparsity(point: tuple[Sample, Sample]) -> float:
+def _mean_sparsity(point: Point) -> float:
     return float(np.mean(list(point[0].values())))
 
 
