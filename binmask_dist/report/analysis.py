@@ -7,7 +7,7 @@ from typing import Any
 
 from binmask_dist.report.configurations import Configuration, Curve, Problem, group, settings, varied_settings
 from binmask_dist.report.statistics import Comparison, Estimate, at_sparsity, best_index, compare, holm, is_bold
-from binmask_dist.report.trials import BEFORE_FINETUNING, Trials
+from binmask_dist.report.trials import BATCH_STATISTICS, BEFORE_FINETUNING, Trials
 from binmask_dist.training.metrics_file import jsonable
 from binmask_dist.training.tasks.base import RunError
 
@@ -99,7 +99,7 @@ def _row_names(columns: Sequence[Configuration], metric: str) -> list[str]:
     tests, trains = (
         [name for name in there if name.startswith(part) and not name.endswith(_COUNTS)] for part in ("test_", "train_")
     )
-    before = [BEFORE_FINETUNING + name for name in [metric, *tests] if BEFORE_FINETUNING + name in there]
+    before = [f"{BEFORE_FINETUNING}{part}{name}" for part in ("", BATCH_STATISTICS) for name in [metric, *tests]]
     names = dict.fromkeys([metric, *tests, *before, *trains, *_FACTS])
     return [name for name in names if name in there]
 

@@ -60,7 +60,7 @@ def draw_metric(analysis: ProblemAnalysis) -> tuple[Figure, str]:
             _draw_curve(axes, curve, before, index, on_log_scale, f"{curve.label}, before fine-tuning", hollow=True)
             after_label += ", after"
         _draw_curve(axes, curve, metric, index, on_log_scale, after_label)
-    _draw_dense(axes, analysis)
+    _draw_dense(axes, analysis, metric)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel="masked weights gone (%)", ylabel=title(metric))
@@ -78,6 +78,24 @@ def draw_metric(analysis: ProblemAnalysis) -> tuple[Figure, str]:
     if len(curves) < len(analysis.curves):
         caption += f" Drawn are {len(curves)} of {len(analysis.curves)} curves, those with most configurations."
     return figure, caption
+
+
+def draw_before_and_after(analysis: ProblemAnalysis) -> Figure:
+    """The same side by side, where one of them would hide the others: each side has its own scale."""
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    curves = analysis.curves[: len(COLOURS)]
+    for axes, metric in zip(panels, (BEFORE_FINETUNING + analysis.metric, analysis.metric), strict=True):
+        on_log_scale = _sparsity_axis(axes, [each.sparsity for curve in curves for each in curve.configurations])
+        for index, curve in enumerate(curves):
+            _draw_curve(axes, curve, metric, index, on_log_scale, curve.label)
+        _draw_dense(axes, analysis, metric)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel="masked weights gone (%)", ylabel=title(analysis.metric))
+        axes.set_title(f"{'After' if metric == analysis.metric else 'Before'} fine-tuning", loc="left", fontsize=10)
+    _legend(figure, panels[0], 5)
+    return figure
 
 
 def _sparsity_axis(axes: Axes, sparsities: Sequence[float]) -> bool:
@@ -125,11 +143,11 @@ def _draw_curve(
     )
 
 
-def _draw_dense(axes: Axes, analysis: ProblemAnalysis) -> None:
+def _draw_dense(axes: Axes, analysis: ProblemAnalysis, metric: str) -> None:
     """A band as high as the interval, and a line at the mean."""
-    scale = _scale(analysis.metric)
-    for number, each in enumerate(each for each in analysis.problem.dense if analysis.metric in each.summaries):
-        summary = each.summaries[analysis.metric]
+    scale = _scale(metric)
+    for number, each in enumerate(each for each in analysis.problem.dense if metric in each.summaries):
+        summary = each.summaries[metric]
         if summary.low is not None and summary.high is not None:
             axes.axhspan(scale * summary.low, scale * summary.high, color=GREY, alpha=0.25, linewidth=0)
         label = each.label if number == 0 else None
@@ -284,7 +302,7 @@ def _dress(axes: Axes, configurations: Sequence[Configuration]) -> None:
 
 def _legend(figure: Figure, axes: Axes, count: int) -> None:
     if count:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, count), fontsize=8)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(5, count), fontsize=8)
 
 
 def _selection_note(chosen: Sequence[Configuration], analysis: ProblemAnalysis) -> str:

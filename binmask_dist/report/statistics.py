@@ -66,8 +66,10 @@ class Comparison:
     test: str  # "paired t-test", "Welch's t-test", or "none"
     trials: tuple[int, int]
     difference: float
-    p: float | None  # two-sided; None where no test is possible, for the reason given
+    p: float | None  # two-sided; None, as is the interval, where no test is possible, for the reason given
     reason: str = ""
+    low: float | None = None  # 95% interval of the difference
+    high: float | None = None
 
 
 def compare(first: Sample, second: Sample) -> Comparison:
@@ -91,10 +93,12 @@ def compare(first: Sample, second: Sample) -> Comparison:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that values nearly agree; the p-value is what it is
         paired = name.startswith("paired")
-        p = float((stats.ttest_rel(one, other) if paired else stats.ttest_ind(one, other, equal_var=False)).pvalue)
+        result = stats.ttest_rel(other, one) if paired else stats.ttest_ind(other, one, equal_var=False)
+        p = float(result.pvalue)
     if not math.isfinite(p):
         return Comparison("none", trials, difference, None, "the values hardly vary, and a test needs that")
-    return Comparison(name, trials, difference, p)
+    low, high = map(float, result.confidence_interval(CONFIDENCE))
+    return Comparison(name, trials, difference, p, low=low, high=high)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -8,10 +8,15 @@ from typing import Any
 from binmask_dist.report.analysis import Cell, ProblemAnalysis, Row
 from binmask_dist.report.configurations import varied_settings
 from binmask_dist.report.statistics import Summary
-from binmask_dist.report.trials import BEFORE_FINETUNING
+from binmask_dist.report.trials import BATCH_STATISTICS, BEFORE_FINETUNING, WITHOUT_EPOCHS
 
 WIDEST = 5  # columns that fit on a printed page
 NOTHING = "-"  # where there is no figure
+METHODS = {"binmask": "BinMask", "probmask": "ProbMask", "hard_concrete": "hard concrete", "rigl": "RigL"}
+METHODS |= {"l1": "L1", "l2": "L2", "logistic": "LR"}  # names that are not as --method has them
+_COEFFICIENT = "coefficient / dropout probability"
+_TABLE_1 = {"train_auc": "training AUC", "test_auc": "test AUC"}
+_TABLE_1 |= {f"weight_l{power}": f"mean weight L{power}" for power in (0, 1, 2)}
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
@@ -26,23 +31,25 @@ class Entry:
 
 @dataclass
 class Table:
-    """The first entry of the head and of each row is its title."""
+    """The first entry of the head and of each row is its title, or the first `titles` are."""
 
     title: str
     problem: str
     head: list[str]
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
+    titles: int = 1
 
     def blocks(self, widest: int = WIDEST) -> Iterator["Table"]:
         """The same in pieces of at most so many columns; the notes are with the last one."""
-        starts = range(1, len(self.head), widest)
+        titles = slice(self.titles)
+        starts = range(self.titles, len(self.head), widest)
         for start in starts:
             columns = slice(start, start + widest)
-            rows = [[row[0], *row[columns]] for row in self.rows]
+            rows = [[*row[titles], *row[columns]] for row in self.rows]
             notes = self.notes if start == starts[-1] else []
-            title = self.title if start == 1 else f"{self.title} (continued)"
-            yield Table(title, self.problem, [self.head[0], *self.head[columns]], rows, notes)
+            title = self.title if start == starts[0] else f"{self.title} (continued)"
+            yield Table(title, self.problem, [*self.head[titles], *self.head[columns]], rows, notes, self.titles)
 
 
 # what the tables say
@@ -126,6 +133,26 @@ def configuration_table(analysis: ProblemAnalysis) -> Table:
     return Table("Configurations", analysis.problem.name, head, rows)
 
 
+def coefficient_table(analysis: ProblemAnalysis, methods: Sequence[str]) -> Table:
+    """The paper's Table 1: for each metric a row for each method, its coefficients sorted by the metric, best first."""
+    places = {name: [i for i, each in enumerate(analysis.columns) if each.method == name] for name in methods}
+    places = {name: own for name, own in places.items() if own}
+    networks = [name for name in places if name not in WITHOUT_EPOCHS]
+    metrics = {row.name: row for row in analysis.results}
+    rows = []
+    for name in networks:
+        lams = [setting_text(analysis.columns[place].config["lam"]) for place in places[name]]
+        rows.append([Entry(text) for text in (_COEFFICIENT, METHODS.get(name, name), *lams)])
+    for metric, heading in _TABLE_1.items():
+        for name in places if metric.endswith("auc") else networks:
+            cells = [metrics[metric].cells[place] for place in places[name]] if metric in metrics else []
+            rows.append([Entry(heading), Entry(METHODS.get(name, name)), *(_bracketed(cell) for cell in cells)])
+    width = max(map(len, rows))
+    rows = [[*row, *[Entry("")] * (width - len(row))] for row in rows]
+    head = ["metric", "method", "values (95% interval)", *[""] * (width - 3)]
+    return Table("Regularisation", analysis.problem.name, head, rows, titles=2)
+
+
 def problem_tables(analysis: ProblemAnalysis) -> list[Table]:
     tables = [result_table(analysis)]
     if len(analysis.columns) > 1:
@@ -138,10 +165,13 @@ def problem_tables(analysis: ProblemAnalysis) -> list[Table]:
 
 
 def title(metric: str, unit: bool = True) -> str:
-    name = metric.removeprefix(BEFORE_FINETUNING).replace("_", " ").replace("seconds", "training time")
+    plain = metric.removeprefix(BEFORE_FINETUNING)
+    name = plain.removeprefix(BATCH_STATISTICS).replace("_", " ").replace("seconds", "training time")
     name = re.sub(r"\bauc\b", "AUC", name)
-    if metric.startswith(BEFORE_FINETUNING):
+    if plain != metric:
         name += " before fine-tuning"
+    if plain.startswith(BATCH_STATISTICS):
+        name += ", with per-batch statistics"
     return f"{name} ({_style(metric)[2]})" if unit and _style(metric)[2] else name
 
 
@@ -195,6 +225,11 @@ def _value(metric: str, cell: Cell) -> Entry:
     return Entry(value_text(metric, cell.value.summary if cell.value else None), cell.bold)
 
 
+def _bracketed(cell: Cell) -> Entry:
+    """As the paper has it: 0.8340 (± 0.0060)."""
+    return Entry(re.sub(r"± ([\d.,]+)", r"(± \1)", _value("", cell).text), cell.bold)
+
+
 def _p_value(row: Row, index: int, reference: str = "best") -> Entry:
     cell = row.cells[index]
     if index == row.best:
@@ -225,12 +260,16 @@ def _p_notes(rows: Sequence[Row]) -> list[str]:
 def markdown(table: Table) -> str:
     parts = []
     for block in table.blocks():
-        lines = [[markdown_text(text) for text in block.head], ["---"] * len(block.head)]
-        lines += [[_markdown_entry(entry) for entry in row] for row in block.rows]
-        parts.append(f"## {markdown_text(_heading(block))}")
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += [f"## {markdown_text(_heading(block))}", markdown_rows(block)]
         parts += ["\n".join(f"- {markdown_text(note)}" for note in block.notes)] if block.notes else []
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_rows(table: Table) -> str:
+    """The head and the rows alone, however wide."""
+    lines = [[markdown_text(text) for text in table.head], ["---"] * len(table.head)]
+    lines += [[_markdown_entry(entry) for entry in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _markdown_entry(entry: Entry) -> str:
@@ -245,7 +284,8 @@ def latex(table: Table) -> str:
 def _latex_block(table: Table) -> str:
     lines = [r"\begin{table}[hbt]", r"\scriptsize", r"\centering", rf"\caption{{{_tex(_heading(table))}}}"]
     lines += [r"\setlength{\tabcolsep}{.3em}", r"\begin{threeparttable}"]
-    lines += [rf"\begin{{tabular}}{{p{{7.5em}}{'r' * (len(table.head) - 1)}}}", r"\toprule"]
+    columns = "l" * (table.titles - 1) + "r" * (len(table.head) - table.titles)
+    lines += [rf"\begin{{tabular}}{{p{{7.5em}}{columns}}}", r"\toprule"]
     lines += [" & ".join(_tex_head(text) for text in table.head) + r" \\", r"\midrule"]
     for row in table.rows:
         lines.append(" & ".join(rf"\textbf{{{_tex(e.text)}}}" if e.bold else _tex(e.text) for e in row) + r" \\")

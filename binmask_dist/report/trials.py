@@ -18,6 +18,7 @@ from binmask_dist.training.tasks.base import RunError
 Record = dict[str, Any]
 
 BEFORE_FINETUNING = "before_finetuning."  # starts the names of what was measured then
+BATCH_STATISTICS = "batch_statistics."  # follows, where batch normalisation took each batch's own
 _CONFIG_KEYS = ("seed", "task", "dataset", "model", "lam", "target_sparsity", "epochs")
 _EPOCH_KEYS = ("epoch", "step", "phase", "train_loss", "test_loss", "sparsity", "layer_sparsity")
 WITHOUT_EPOCHS = ("logistic",)  # methods that are no training loop
@@ -50,6 +51,8 @@ class Trial:
     def metrics(self) -> dict[str, float]:
         """Every number of the result, and the training loss of the last epoch. What was not finite is NaN."""
         before = self.result.get("before_finetuning") or {}
+        own = before.get("batch_statistics") or {}
+        before = before | {BATCH_STATISTICS + key: value for key, value in own.items()}
         named = {**self.result, **{BEFORE_FINETUNING + key: value for key, value in before.items()}}
         if self.epochs:
             named.setdefault("train_loss", self.epochs[-1]["train_loss"])
@@ -131,6 +134,8 @@ def make_trial(source: str, config: Record, result: Record, epochs: list[Record]
             raise Unusable(f"config.json has {key} = {config[key]!r}, which is no number")
     if not isinstance(result.get("before_finetuning") or {}, dict):
         raise Unusable("result.json has a before_finetuning that is no object")
+    if not isinstance((result.get("before_finetuning") or {}).get("batch_statistics") or {}, dict):
+        raise Unusable("result.json has batch_statistics that are no object")
     if not _is_number(result["sparsity"]) or not 0 <= result["sparsity"] <= 1:
         raise Unusable(f"result.json has sparsity = {result['sparsity']!r}, which is no fraction")
     if not epochs and config.get("method") not in WITHOUT_EPOCHS:
@@ -192,7 +197,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_measured(key: str) -> bool:
-    return key.removeprefix(BEFORE_FINETUNING).startswith(("test_", "train_"))
+    return key.removeprefix(BEFORE_FINETUNING).removeprefix(BATCH_STATISTICS).startswith(("test_", "train_"))
 
 
 def _shown(folders: list[str]) -> Iterable[str]:
