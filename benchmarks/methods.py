@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from binmask_dist.files import write_atomically
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.main import accelerator_for, train
 
@@ -54,6 +55,20 @@ def seconds_per_epoch(variant: str, arguments: argparse.Namespace, folder: Path)
     return arguments.steps * statistics.median(1 / record["steps_per_second"] for record in steps)
 
 
+def summarise(rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """A row for each method; ratios are least, median and most of those within a round."""
+    rows = []
+    for variant in rounds[0]:
+        row: dict[str, Any] = {"method": variant}
+        row["seconds_per_epoch"] = statistics.median(each[variant] for each in rounds)
+        for reference in ("dense", "binmask"):
+            if reference in rounds[0]:
+                ratios = sorted(each[variant] / each[reference] for each in rounds)
+                row[f"over_{reference}"] = [ratios[0], statistics.median(ratios), ratios[-1]]
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="test_resnet", help="timm name (default test_resnet)")
@@ -61,6 +76,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20, help="of an epoch (default 20)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="JSON file for the table, as benchmarks/sparsification.py reads it")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     arguments = parser.parse_args()
     variants = ["dense", *(name for name in arguments.variants if name != "dense")]
@@ -71,13 +87,17 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rounds[-1][variant] = seconds_per_epoch(variant, arguments, Path(folder))
             print(f"round {number + 1} of {arguments.rounds}: {variant} {rounds[-1][variant]:.2f} s", flush=True)
-    print(f"\n{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {arguments.model}, ", end="")
-    print(f"{arguments.image_size} px, {arguments.steps} steps of {arguments.batch_size}, {arguments.rounds} rounds")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    setting = f"{arguments.model}, {arguments.image_size} px, {arguments.steps} steps of {arguments.batch_size}"
+    where = f"{machine}; {setting}, {arguments.rounds} rounds"
+    rows = summarise(rounds)
+    if arguments.out:
+        write_atomically(arguments.out, json.dumps({"where": where, "rows": rows}, indent=2) + "\n")
+    print(f"\n{where}")
     print(f"\n{'method':<20}{'seconds per epoch':>18}{'over dense':>12}{'least':>8}{'most':>8}")
-    for variant in variants:
-        seconds = statistics.median(each[variant] for each in rounds)
-        ratios = sorted(each[variant] / each["dense"] for each in rounds)
-        print(f"{variant:<20}{seconds:>18.2f}{statistics.median(ratios):>12.3f}{ratios[0]:>8.3f}{ratios[-1]:>8.3f}")
+    for row in rows:
+        least, median, most = row["over_dense"]
+        print(f"{row['method']:<20}{row['seconds_per_epoch']:>18.2f}{median:>12.3f}{least:>8.3f}{most:>8.3f}")
 
 
 if __name__ == "__main__":
