@@ -116,8 +116,8 @@ def _commit(start: dict) -> str:
 
 def few_seeds(configurations: Sequence[Configuration], seeds: int) -> list[str]:
     """Which configurations have fewer, or nothing."""
-    few = [f"{label(each)} ({len(each.trials)})" for each in configurations if len(each.trials) < seeds]
-    return [paragraph(f"**Partial results.** Fewer than {seeds} seeds: {', '.join(few)}.")] if few else []
+    few = [f"{label(each)}: {len(each.trials)}" for each in configurations if len(each.trials) < seeds]
+    return [paragraph(f"**Partial results.** Fewer than {seeds} seeds: {'; '.join(few)}.")] if few else []
 
 
 def left_out(trials: Trials) -> list[str]:

@@ -32,6 +32,11 @@ class Match:
     others: dict[str, Configuration] = field(default_factory=dict)
 
 
+def _rank(configuration: Configuration) -> tuple[bool, str]:
+    """BinMask first; always the same colours."""
+    return configuration.method != "binmask", configuration.method
+
+
 @dataclass
 class Study:
     """All runs of one protocol: a curve for each method, and dense."""
@@ -50,6 +55,7 @@ class Study:
         twice = next((method for method in methods if methods.count(method) > 1), None)
         if twice:
             raise RunError(f"{name(twice)} was run with several settings; give the folders of one protocol")
+        analysis.curves.sort(key=lambda curve: _rank(curve.configurations[0]))
         return cls(analysis)
 
     def of_method(self, method: str) -> list[Configuration]:
@@ -91,9 +97,7 @@ class Study:
         level = {each.id: each.sparsity for each in self._sparse}
         for match in self.matches:
             level |= {each.id: match.binmask.sparsity for each in match.others.values()}
-        return self.analysis.problem.dense + sorted(
-            self._sparse, key=lambda each: (level[each.id], each.method != "binmask", each.method)
-        )
+        return self.analysis.problem.dense + sorted(self._sparse, key=lambda each: (level[each.id], _rank(each)))
 
 
 @dataclass

@@ -15,6 +15,8 @@ import run_folders
 from matplotlib.image import imread
 from scipy import stats
 
+from binmask_dist.report import figures, tables
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SEEDS = (0, 1, 2)
 LEVELS = {1e-6: 0.70, 1e-5: 0.90, 1e-4: 0.98}
@@ -227,7 +229,7 @@ def test_one_seed_is_marked_and_shows_little(documents: SimpleNamespace, tmp_pat
     documents.sparsification.main([str(runs), "--document", str(tmp_path / "one.md")])
     text = " ".join((tmp_path / "one.md").read_text().split())
     assert "**Partial results.** There is no run of magnitude." in text
-    assert "Fewer than 3 seeds: dense (1), BinMask, lam 1e-06 (1)" in text
+    assert "Fewer than 3 seeds: dense: 1; BinMask, lam 1e-06: 1;" in text
     assert "**Partial results.** 3 runs are not finished." in text
     assert text.count("**cannot be said") == 2 and "missed" not in text
     assert capsys.readouterr().out.split() == text.split()
@@ -256,6 +258,23 @@ def test_runs_of_several_protocols_are_refused(documents: SimpleNamespace, tmp_p
     run_folders.write_run(tmp_path / "c", lam=1e-6, test_fraction=0.5)
     with pytest.raises(documents.sparsification.RunError, match="tested on different data"):
         study(documents, tmp_path)
+
+
+def test_reports_have_a_row_for_batch_statistics_too(documents: SimpleNamespace, sparsify: SimpleNamespace) -> None:
+    analysis = study(documents, sparsify.runs).analysis
+    rows = {row[0].text: row for row in tables.result_table(analysis).rows}
+    row = rows["test accuracy before fine-tuning, with per-batch statistics (%)"]
+    expected = with_interval(raw(sparsify.runs, batch, method="binmask", lam=1e-6))
+    assert expected in [entry.text for entry in row]
+
+
+def test_the_two_sides_of_the_figure_are_the_means(documents: SimpleNamespace, sparsify: SimpleNamespace) -> None:
+    sides = figures.draw_before_and_after(study(documents, sparsify.runs).analysis).axes
+    for axes, get in zip(sides, (before, after), strict=True):
+        ours = axes.containers[0]  # BinMask is the first
+        assert ours.get_label() == "binmask"
+        expected = [raw(sparsify.runs, get, method="binmask", lam=lam).mean() for lam in LEVELS]
+        assert list(ours.lines[0].get_ydata()) == pytest.approx(expected)
 
 
 # regularisation
@@ -339,6 +358,17 @@ def test_table_1_has_the_raw_numbers_sorted_by_test_auc(regularise: SimpleNamesp
                 text = with_interval(values, 4, "{} (± {})")
                 assert cell == (f"**{text}**" if bold else text), (key, method, lam)
     assert part.count("**0.") > 2
+
+
+def test_table_1_is_latex_too(documents: SimpleNamespace, regularise: SimpleNamespace) -> None:
+    trials = documents.sparsification.finished([str(regularise.good)])
+    (analysis,) = documents.sparsification.analyse(trials, "auc").problems
+    table = tables.coefficient_table(analysis, tuple(COEFFICIENTS))
+    text = tables.latex(table)
+    assert r"\begin{tabular}{p{7.5em}lrr}" in text and r"training AUC & LR & \textbf{" in text
+    narrow = list(table.blocks(widest=1))
+    assert [len(block.head) for block in narrow] == [3, 3]
+    assert all(block.rows[0][1].text == "BinMask" for block in narrow)
 
 
 def test_coefficients_are_chosen_by_the_validation_part(regularise: SimpleNamespace) -> None:

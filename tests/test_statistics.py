@@ -108,6 +108,8 @@ def test_equal_seeds_are_paired() -> None:
     assert result.test == "paired t-test"
     assert result.p == pytest.approx(stats.ttest_rel(list(A.values()), list(B.values())).pvalue)
     assert result.difference == pytest.approx(np.mean(list(B.values())) - np.mean(list(A.values())))
+    gains = np.array(list(B.values())) - np.array(list(A.values()))
+    assert (result.low, result.high) == pytest.approx(stats.t.interval(0.95, 3, gains.mean(), stats.sem(gains)))
 
 
 def test_a_trial_that_failed_leaves_the_others_paired() -> None:
@@ -123,10 +125,12 @@ def test_other_seeds_get_the_test_of_welch() -> None:
     assert (result.test, result.trials) == ("Welch's t-test", (4, 3))
     expected = stats.ttest_ind(list(A.values()), list(other.values()), equal_var=False)
     assert result.p == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval(0.95)
+    assert (result.low, result.high) == pytest.approx((-interval.high, -interval.low))
 
 
 def test_where_no_test_is_possible_the_reason_is_given() -> None:
-    assert compare({0: 1.0}, {0: 2.0}).p is None
+    assert compare({0: 1.0}, {0: 2.0}).p is None and compare({0: 1.0}, {0: 2.0}).low is None
     assert "two trials" in compare({0: 1.0}, {0: 2.0}).reason
     assert "two trials" in compare({}, A).reason
     shifted = compare({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5})
