@@ -1,5 +1,6 @@
 """`BinMaskSelector` in the company of scikit-learn, and what it makes of bad input."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -12,11 +13,13 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
 from binmask_dist import BinMaskSelector, InputMask
 from binmask_dist.selection.network import MaskedLinear, behind_mask, mlp
+from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.rows import Rows, Scaling
 
 CHECKED = dict(epochs=8, batch_size=32, min_batches=4, random_state=0)
@@ -230,6 +233,23 @@ def test_scaling():
     assert Scaling.of(kept).apply(kept).toarray().tolist() == [[0.0, -1.0, 0.0], [0.5, 1.0, 0.0], [1.0, 0.0, 0.0]]
     assert kept.toarray().tolist() == x.tolist()
     assert Scaling.of(x).varies.tolist() == [True, True, False]
+
+
+def test_large_sparse_tables_are_scaled_in_blocks(monkeypatch):
+    rng = np.random.default_rng(0)
+    starts = np.arange(0, 400_001, 100, dtype=np.int32)  # columns in any order, and twice in a row
+    x = sp.csr_matrix((rng.normal(size=400_000), rng.integers(0, 900, 400_000, np.int32), starts), shape=(4000, 1000))
+    whole = MaxAbsScaler().fit_transform(x.toarray())
+    monkeypatch.setattr("binmask_dist.selection.rows.BLOCK", 2**13)
+    tracemalloc.start()
+    problem = Problem(x, np.arange(4000) % 2)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(problem.x.toarray(), whole, atol=1e-6)
+    assert problem.varies.tolist() == [True] * 900 + [False] * 100
+    assert peak < 1.3 * problem.x.data.nbytes  # the scaled cells; their places are the table's own
+    assert np.shares_memory(problem.x.indices, x.indices)
+    assert np.shares_memory(Problem(problem.x, np.arange(4000) % 2, scale=False).x.data, problem.x.data)
 
 
 # Bad input.

@@ -65,7 +65,7 @@ class Problem:
         if scale:
             self.x = scaling.apply(x)
         else:
-            self.x = x.astype(np.float32) if sp.issparse(x) else np.ascontiguousarray(x, dtype=np.float32)
+            self.x = x.astype(np.float32, copy=False) if sp.issparse(x) else np.ascontiguousarray(x, dtype=np.float32)
 
     def per_mask(self, of_features: np.ndarray) -> np.ndarray:
         """Whether any feature of each mask has the property."""

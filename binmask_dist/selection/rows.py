@@ -15,6 +15,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 from torch import Tensor
 
 Matrix = Any  # a numpy array, or a scipy CSR matrix
+BLOCK = 2**20  # cells of a sparse table that are worked on at a time, so that no second table is made on the way
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Scaling:
     @classmethod
     def of(cls, x: Matrix) -> "Scaling":
         if sp.issparse(x):
-            low, high = min_max_axis(x, axis=0)
+            low, high = _extremes(x)
             largest = np.maximum(np.abs(low), np.abs(high))
             return cls(np.zeros_like(largest), np.where(low == high, 0.0, largest))
         low, high = x.min(axis=0), x.max(axis=0)
@@ -43,11 +44,24 @@ class Scaling:
         factor = np.divide(1.0, self.width, out=np.zeros(len(self.width)), where=self.varies).astype(np.float32)
         if sp.issparse(x):
             data = x.data.astype(np.float32)
-            data *= factor[x.indices]
+            for first in range(0, len(data), BLOCK):
+                part = slice(first, first + BLOCK)
+                data[part] *= factor[x.indices[part]]
             return sp.csr_matrix((data, x.indices, x.indptr), shape=x.shape)
         scaled = np.empty(x.shape, dtype=np.float32)  # in rows, whatever order x has
         np.subtract(x, self.low, out=scaled, casting="same_kind")
         return np.multiply(scaled, factor, out=scaled)
+
+
+def _extremes(x: Matrix) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest value of every column of a CSR matrix; `min_max_axis` copies what it is given."""
+    rows = max(1, x.shape[0] * BLOCK // max(x.nnz, 1))
+    low, high = min_max_axis(x[:rows], axis=0)
+    for first in range(rows, x.shape[0], rows):
+        lower, higher = min_max_axis(x[first : first + rows], axis=0)
+        np.minimum(low, lower, out=low)
+        np.maximum(high, higher, out=high)
+    return low, high
 
 
 class Rows:

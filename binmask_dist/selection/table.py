@@ -44,10 +44,12 @@ def read_table(path: str | Path, target: str = "", ignore: Sequence[str] = ()) -
             table = _read_svmlight(path)
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                table = _from_arrays(path, dict(_readable(arrays)), target)
+                parts = CSR_PARTS if set(arrays.files) >= CSR_PARTS else set()
+                others = dict(_readable(arrays, leave=parts))
+                table = _from_arrays(others, target, sp.load_npz(path) if parts else None)
         elif path.suffix == ".mat":
             arrays = {key: value for key, value in scipy.io.loadmat(path).items() if not key.startswith("__")}
-            table = _from_arrays(path, arrays, target)
+            table = _from_arrays(arrays, target)
         else:
             columns = read_arff(path) if path.suffix == ".arff" else _read_columns(path)
             table = _from_columns(columns, target, ignore)
@@ -64,21 +66,20 @@ def _read_svmlight(path: Path) -> Table:
     return Table(x, y, _numbered("feature", x.shape[1]))
 
 
-def _readable(arrays: Any) -> Any:
+def _readable(arrays: Any, leave: set[str]) -> Any:
     """Without what would have to be unpickled."""
     for key in arrays.files:
+        if key in leave:
+            continue
         try:
             yield key, arrays[key]
         except ValueError:
             continue
 
 
-def _from_arrays(path: Path, arrays: dict[str, Any], target: str) -> Table:
-    if arrays.keys() >= CSR_PARTS:
-        x: Any = sp.load_npz(path)
-    else:
-        key = _one_of(arrays, USUAL_INPUTS, "inputs")
-        x = arrays[key]
+def _from_arrays(arrays: dict[str, Any], target: str, x: Any = None) -> Table:
+    if x is None:
+        x = arrays[_one_of(arrays, USUAL_INPUTS, "inputs")]
     y = np.asarray(arrays[_target(list(arrays), target)]).ravel()
     x = x.tocsr() if sp.issparse(x) else np.asarray(x)
     if x.ndim > 2:
