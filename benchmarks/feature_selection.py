@@ -14,7 +14,10 @@ n_t - i * floor(n_t / 5) for i = 0..4; a network with new weights is trained on 
 import argparse
 import dataclasses
 import json
+import os
+import platform
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +134,21 @@ def select(benchmark: Benchmark, method: str, trial: int, counts: list[int], fol
         selections = {count: {"columns": choice.columns, **choice.about} for count, choice in choices.items()}
         separate = [choice.about["seconds"] for choice in choices.values() if "seconds" in choice.about]
         times = {"seconds": sum(separate) if separate else elapsed, "shared_seconds": elapsed}
-        write(path, {**times, "epochs": data.training.epochs, "selections": selections})
+        write(path, {**times, **scale_of(data), "selections": selections})
     saved = json.loads(path.read_text())["selections"]
     return {int(count): Choice(about.pop("columns"), about) for count, about in saved.items()}
+
+
+def scale_of(data: Data) -> dict[str, Any]:
+    """What every figure must be read with."""
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "rows": data.x.shape[0],
+        "features": data.x.shape[1],
+        "epochs": data.training.epochs,
+        "max_steps": data.max_steps,
+    }
 
 
 def evaluate(benchmark: Benchmark, choice: Choice, trial: int) -> float:
@@ -163,20 +178,43 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    for name in options.datasets:
+    for place, name in enumerate(options.datasets, 1):
         benchmark = load(name, options)
         folder = options.results / benchmark.name
         folder.mkdir(parents=True, exist_ok=True)
+        print(f"{benchmark.name}, data set {place} of {len(options.datasets)}: how many features?", flush=True)
         counts = counts_of(benchmark, folder)
-        for trial in range(options.trials):
-            for method in options.methods:
-                for count, choice in select(benchmark, method, trial, counts, folder).items():
-                    path = folder / f"{method}-{trial}-{count}.json"
-                    if not path.exists():
-                        accuracy = evaluate(benchmark, choice, trial) if choice.columns else 0.0
-                        write(path, {"accuracy": accuracy, "chosen": len(choice.columns)})
-                    accuracy = json.loads(path.read_text())["accuracy"]
-                    print(f"{benchmark.name} trial {trial} {method} {count}: {accuracy:.2%}", flush=True)
+        every = [(trial, method) for trial in range(options.trials) for method in options.methods]
+        jobs = [job for job in every if not all(path.exists() for path in accuracy_files(folder, *job, counts))]
+        print(f"{', '.join(map(str, counts))}; {len(every) - len(jobs)} of {len(every)} jobs are done", flush=True)
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for number, (trial, method) in enumerate(jobs):
+            what = f"{benchmark.name}, job {number + 1} of {len(jobs)}: trial {trial + 1} of {options.trials}, {method}"
+            print(what + time_left(jobs[number:], seconds), flush=True)
+            start = time.perf_counter()
+            choices = select(benchmark, method, trial, counts, folder)
+            for path, (count, choice) in zip(
+                accuracy_files(folder, trial, method, counts), choices.items(), strict=True
+            ):
+                if not path.exists():
+                    accuracy = evaluate(benchmark, choice, trial) if choice.columns else 0.0
+                    write(path, {"accuracy": accuracy, "chosen": len(choice.columns)})
+                    print(f"  {count} features: {accuracy:.2%}", flush=True)
+            seconds[method].append(time.perf_counter() - start)
+
+
+def accuracy_files(folder: Path, trial: int, method: str, counts: list[int]) -> list[Path]:
+    return [folder / f"{method}-{trial}-{count}.json" for count in counts]
+
+
+def time_left(jobs: list[tuple[int, str]], seconds: dict[str, list[float]]) -> str:
+    """From the time of each method's jobs so far; one that is still to come is taken to be like the others."""
+    means = {method: float(np.mean(times)) for method, times in seconds.items()}
+    if not means:
+        return ""
+    usual = float(np.mean(list(means.values())))
+    left = sum(means.get(method, usual) for _, method in jobs)
+    return f", about {left / 60:.1f} min left for this data set"
 
 
 def main() -> None:

@@ -75,7 +75,24 @@ class Choice:
 
 def binmask(data: Data, counts: Sequence[int], seed: int) -> dict[int, Choice]:
     search = binmask_search(data, seed)
-    return {count: _searched(search.exactly(count)) for count in counts}
+    choices = {count: _searched(search.exactly(count)) for count in counts}
+    for count, choice in choices.items():
+        choice.about["alone"] = steps_alone(search, count)
+    return choices
+
+
+def steps_alone(search: Search, count: int) -> dict[str, Any]:
+    """Steps of a search for this count alone, replayed; not `known`: it would need a lam that was not fitted."""
+    visited = []
+
+    def fitted(lam: float) -> Fit:
+        visited.append(lam)
+        return search.fits[lam]
+
+    try:
+        return {"steps": Search(fitted, search.start, search.max_steps).exactly(count).steps, "known": True}
+    except KeyError:
+        return {"steps": len(visited), "known": False}
 
 
 def binmask_search(data: Data, seed: int) -> Search:
@@ -87,6 +104,7 @@ def binmask_search(data: Data, seed: int) -> Search:
         start=data.start,
         max_steps=data.max_steps,
         seed=seed,
+        verbose=sys.stderr.isatty(),
     )
 
 

@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import os
+import platform
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -53,7 +56,11 @@ def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
     assert "| small |" in text and "BinMask" in text and "±" in text and "of 1 (bar: 5 of 6)" in text
     assert "search steps on average (bar: 1.7)" in text and "converged (bar: 75%" in text
     assert (folder / "docs" / "report.png").stat().st_size > 5000
-    assert text in capsys.readouterr().out
+    assert f"of {2 * len(counts)} known exactly)" in text
+    assert f"| small | 96 | 12 | 2 | 2 | {platform.machine()}, {os.cpu_count()} cores, " in text
+    assert f" threads | {torch.__version__} | 2 |" in text
+    printed = capsys.readouterr().out
+    assert text in printed and "small, job 2 of " in printed and ": trial 2 of 2, F-score, about 0." in printed
 
     lost = results / f"BinMask-1-{counts[0]}.json"
     kept = {path: path.stat().st_mtime_ns for path in results.iterdir()}
@@ -64,6 +71,30 @@ def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
     assert {path: path.stat().st_mtime_ns for path in results.iterdir() if path != lost} == {
         path: time for path, time in kept.items() if path != lost
     }
+
+
+def test_a_search_for_one_count_is_replayed(benchmark):
+    from selection_methods import steps_alone
+    from selection_report import steps_alone as told
+
+    from binmask_dist.selection.search import Fit, Search
+
+    def fit(lam):  # 100 features at 1e-3, half as many with twice the lam
+        return Fit(lam, (np.arange(400) < 0.1 / lam).astype(float), 0.0)
+
+    shared = Search(fit)
+    selections = [shared.exactly(count) for count in (100, 50, 25)]
+    assert [(one.steps, one.fits) for one in selections] == [(1, 1), (2, 1), (2, 1)]
+    alone = [steps_alone(shared, count) for count in (100, 50, 25, 12, 200)]
+    assert alone == [
+        *({"steps": steps, "known": True} for steps in (1, 2, 3)),
+        {"steps": 4, "known": False},
+        {"steps": 2, "known": False},
+    ]
+    searches = [{"steps": one.steps, "fits": one.fits} for one in selections]
+    whole = [{**one, "alone": replay} for one, replay in zip(searches, alone, strict=False)]
+    assert told(whole).startswith("2.00 steps") and "(3 of 3 known exactly)" in told(whole)
+    assert told(searches).startswith("at least 1.00 steps") and "(1 of 3 known exactly)" in told(searches)
 
 
 def test_fisher_score(benchmark, folder):

@@ -37,8 +37,8 @@ class Selection:
     lam: float
     cut: float
     smoothed: np.ndarray = field(repr=False)
-    steps: int = 1  # lams that were looked at
-    fits: int = 1  # those of them that had not been fitted for another count
+    steps: int = 1  # one for each new fit; all that other counts have left is looked at in one step, the first
+    fits: int = 1  # new ones: as many as steps in a search for one count alone
     seconds: float = 0.0  # of these fits
 
     @property
