@@ -1,11 +1,13 @@
 """launch/train.py against the same loop written bare with Accelerate and without masks, in one run.
 
-Every round starts each of them once, on one process and on two; the ratios are medians over rounds. Also: seconds from
-the command to the first step, and seconds for a checkpoint.
+Every round starts each of them once, on one process and on two; the ratios are medians over rounds. The networks are
+that of the command's own example, the smallest there is, and one of the paper's. Also: seconds from the command to the
+first step, and seconds for a checkpoint.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -23,30 +25,32 @@ from safetensors.torch import save_file
 import binmask_dist
 
 ROOT = Path(__file__).parent.parent
-BATCH, EPOCHS = 64, 4
+BATCH, IMAGE_SIZE = 64, 32
+EPOCHS = {"test_resnet": 12, "wide_resnet32": 3}  # some ten seconds or more of each
+NOT_MEASURED = 1  # epochs at the start, in which memory is found and steps are compiled
 CPU2 = ("-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", "0")
 
 
-def bare_loop(model_name: str, image_size: int, out: str) -> None:
+def bare_loop(model_name: str, out: str) -> None:
     """What one would write without binmask_dist: the same data, network, optimizer and batches."""
     from binmask_dist.training.config import TrainConfig
     from binmask_dist.training.tasks import make_task
 
     accelerator = binmask_dist.make_accelerator()  # a plain Accelerator would run two processes that do not talk
     torch.manual_seed(0)
-    task = make_task(TrainConfig(model=model_name, image_size=image_size))
+    task = make_task(TrainConfig(model=model_name, image_size=IMAGE_SIZE))
     loader = torch.utils.data.DataLoader(task.train, BATCH // accelerator.num_processes, shuffle=True, drop_last=True)
     model = timm.create_model(model_name, in_chans=1, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     speeds = []
-    for epoch in range(EPOCHS):
+    for epoch in range(EPOCHS[model_name]):
         start = time.perf_counter()
         for images, labels in loader:
             accelerator.backward(F.cross_entropy(model(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-        if epoch:
+        if epoch >= NOT_MEASURED:
             speeds.append(len(loader) * BATCH / (time.perf_counter() - start))
     if accelerator.is_main_process:
         Path(out).write_text(json.dumps(statistics.median(speeds)))
@@ -69,35 +73,36 @@ def launch(processes: int, *arguments: str, until: Path | None = None) -> float:
     return seconds
 
 
-def speed_bare(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
+def speed_bare(model_name: str, processes: int, folder: Path) -> float:
     out = folder / "bare.json"
-    launch(
-        processes, __file__, "--model", arguments.model, "--image_size", str(arguments.image_size), "--bare", str(out)
-    )
+    launch(processes, __file__, "--models", model_name, "--bare", str(out))
     return json.loads(out.read_text())
 
 
-def speed_ours(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
+def speed_ours(model_name: str, processes: int, folder: Path) -> float:
     """With all logging on: W&B offline, metrics.jsonl, a record every ten steps. The masks learn all the time."""
-    launch(processes, "launch/train.py", *options(arguments, folder), f"--epochs={EPOCHS}", "--wandb_mode=offline")
-    lines = (newest(folder) / "metrics.jsonl").read_text().splitlines()
-    steps = [record for record in map(json.loads, lines) if record["kind"] == "step" and record["epoch"] > 1]
-    return len(steps) / sum(1 / record["examples_per_second"] for record in steps)
+    epochs = f"--epochs={EPOCHS[model_name]}"
+    launch(processes, "launch/train.py", *options(model_name, folder), epochs, "--wandb_mode=offline")
+    records = [json.loads(line) for line in (newest(folder) / "metrics.jsonl").read_text().splitlines()]
+    seconds: dict[int, list[float]] = {}  # for an example, by epoch
+    for record in records:
+        if record["kind"] == "step" and record["epoch"] > NOT_MEASURED:  # how many have passed
+            seconds.setdefault(math.ceil(record["epoch"]), []).append(1 / record["examples_per_second"])
+    return statistics.median(1 / statistics.mean(of_epoch) for of_epoch in seconds.values())
 
 
-def seconds_to_first_step(arguments: argparse.Namespace, processes: int, folder: Path) -> float:
-    name = f"first-{processes}"
+def seconds_to_first_step(model_name: str, processes: int, folder: Path) -> float:
+    name = f"first-{model_name}-{processes}"
     once = ["--epochs=1", "--steps_per_epoch=1", "--log_every=1", f"--name={name}"]
-    return launch(
-        processes, "launch/train.py", *options(arguments, folder), *once, until=folder / name / "metrics.jsonl"
-    )
+    until = folder / name / "metrics.jsonl"
+    return launch(processes, "launch/train.py", *options(model_name, folder), *once, until=until)
 
 
-def options(arguments: argparse.Namespace, folder: Path) -> list[str]:
+def options(model_name: str, folder: Path) -> list[str]:
     return [
         f"--run_root={folder}",
-        f"--model={arguments.model}",
-        f"--image_size={arguments.image_size}",
+        f"--model={model_name}",
+        f"--image_size={IMAGE_SIZE}",
         f"--batch_size={BATCH}",
         "--warmup=0",
     ]
@@ -134,45 +139,47 @@ def seconds_for_a_checkpoint(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="test_resnet", help="timm name (default test_resnet)")
-    parser.add_argument("--image_size", type=int, default=32, help="of the digits (default 32)")
+    parser.add_argument("--models", nargs="+", choices=list(EPOCHS), default=list(EPOCHS), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bare:
-        bare_loop(arguments.model, arguments.image_size, arguments.bare)
+        bare_loop(arguments.models[0], arguments.bare)
         return
-    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; {arguments.model}, batch {BATCH}")
-    rows = []
+    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; batch {BATCH}, {IMAGE_SIZE} px")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for number in range(arguments.rounds):
-            print(f"round {number + 1} of {arguments.rounds} ...", flush=True)
-            rows.append(
-                {
-                    (kind, processes): measure(arguments, processes, folder)
-                    for processes in (1, 2)
-                    for kind, measure in (("bare", speed_bare), ("ours", speed_ours))
-                }
-            )
-        first = {processes: seconds_to_first_step(arguments, processes, folder) for processes in (1, 2)}
-        checkpoint = seconds_for_a_checkpoint(folder)
-    print_figures(rows, first, checkpoint)
+        for model_name in arguments.models:
+            compare(model_name, arguments.rounds, folder)
+        print_checkpoint(seconds_for_a_checkpoint(folder))
 
 
-def print_figures(rows: list[dict], first: dict[int, float], checkpoint: dict[str, float]) -> None:
-    print(
-        f"\n{'processes':<12}{'bare, examples/s':>18}{'ours, examples/s':>18}{'ours / bare':>13}{'first step, s':>15}"
-    )
+def compare(model_name: str, rounds: int, folder: Path) -> None:
+    rows = []
+    for number in range(rounds):
+        print(f"{model_name}: round {number + 1} of {rounds} ...", flush=True)
+        rows.append(
+            {
+                (kind, processes): measure(model_name, processes, folder)
+                for processes in (1, 2)
+                for kind, measure in (("bare", speed_bare), ("ours", speed_ours))
+            }
+        )
+    columns = ("bare, examples/s", "ours, examples/s", "ours / bare", "first step, s")
+    print(f"\n{model_name + ', processes':<26}" + "".join(f"{column:>18}" for column in columns))
     for n in (1, 2):
         bare, ours = (statistics.median(row[kind, n] for row in rows) for kind in ("bare", "ours"))
         ratio = statistics.median(row["ours", n] / row["bare", n] for row in rows)
-        print(f"{n:<12}{bare:>18.0f}{ours:>18.0f}{ratio:>13.3f}{first[n]:>15.1f}")
+        first = seconds_to_first_step(model_name, n, folder)
+        print(f"{n:<26}{bare:>18.0f}{ours:>18.0f}{ratio:>18.3f}{first:>18.1f}")
     bare, ours = (statistics.median(row[kind, 2] / row[kind, 1] for row in rows) for kind in ("bare", "ours"))
-    print(f"two processes / one: bare {bare:.3f}, ours {ours:.3f}, ratio {ours / bare:.3f}")
+    print(f"two processes / one: bare {bare:.3f}, ours {ours:.3f}, ratio {ours / bare:.3f}\n", flush=True)
+
+
+def print_checkpoint(of: dict[str, float]) -> None:
     print(
-        f"checkpoint of resnet18: {checkpoint['bytes'] / 2**20:.0f} MiB, saved in {checkpoint['save']:.2f} s, "
-        f"loaded in {checkpoint['load']:.2f} s; the same bytes by safetensors alone {checkpoint['plain']:.2f} s"
+        f"checkpoint of resnet18: {of['bytes'] / 2**20:.0f} MiB, saved in {of['save']:.2f} s, "
+        f"loaded in {of['load']:.2f} s; the same bytes by safetensors alone {of['plain']:.2f} s"
     )
 
 
