@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 import pytest
 import timm
+import tiny_texts
 import torch
 import torch.nn.functional as F
 import transformers
@@ -15,7 +16,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 
 from binmask_dist.training.config import TrainConfig, parse_config
@@ -25,7 +25,6 @@ from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import Examples, RunError, Task, seed_everything
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "train"
-WORDS = ["good", "bad", "film", "book", "very", "not", "it", "is", "a", "the"]
 
 
 @pytest.fixture(autouse=True)
@@ -238,54 +237,19 @@ def test_arguments_that_a_model_does_not_take(pictures: Path, vit: Path) -> None
 # -- texts
 
 
-def save_tokenizer(folder: Path, kind: str) -> None:
-    special = {"gpt": ["<end>"], "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]}[kind]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "\n"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[min(1, len(special) - 1)]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")  # type: ignore[assignment]
-    names = {"eos_token": "<end>"}
-    if kind == "bert":
-        names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
-        )
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
-    )
-    fast.save_pretrained(folder)
-
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-
-
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    save_tokenizer(tmp_path / "bert", "bert")
-    transformers.BertConfig(**SMALL, vocab_size=16, max_position_embeddings=32).save_pretrained(tmp_path / "bert")
-    return tmp_path / "bert"
+    return tiny_texts.save_bert(tmp_path / "bert")
 
 
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
-    save_tokenizer(tmp_path / "gpt2", "gpt")
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 12}
-    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
-    config.save_pretrained(tmp_path / "gpt2")
-    return tmp_path / "gpt2"
+    return tiny_texts.save_gpt2(tmp_path / "gpt2")
 
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    rows = []
-    for index in range(48):
-        words = [str(word) for word in random.choice(WORDS[2:], random.integers(1, 9))]
-        kind = ("bad", "good")[index % 2]
-        rows.append({"text": " ".join([*words, kind]), "other": "it is", "opinion": kind, "label": kind})
-    Dataset.from_list(rows).to_json(tmp_path / "reviews.jsonl")
-    return tmp_path / "reviews.jsonl"
+    return tiny_texts.write_reviews(tmp_path / "reviews.jsonl")
 
 
 def text_config(model: Path, data: Path, **options: Any) -> TrainConfig:
@@ -362,7 +326,7 @@ def test_weights_are_fp32_however_they_were_stored(bert: Path, reviews: Path) ->
 
 
 def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None:
-    arguments = {**SMALL, "vocab_size": 16}
+    arguments = {**tiny_texts.SMALL, "vocab_size": 16}
     model = make_task(text_config(Path("bert"), reviews, tokenizer=str(bert), model_args=arguments)).make_model()
     assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
 
@@ -390,9 +354,7 @@ def test_bad_options_for_texts(options: dict[str, Any], message: str | None, ber
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    lines = ["it is a good film", "the book is not bad", "", "very very good"] * 10
-    (tmp_path / "book.txt").write_text("".join(f"{line} \n" for line in lines))
-    return tmp_path / "book.txt"
+    return tiny_texts.write_book(tmp_path / "book.txt")
 
 
 def lm_config(model: Path, data: Path, **options: Any) -> TrainConfig:

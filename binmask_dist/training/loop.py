@@ -23,6 +23,7 @@ from binmask_dist.training.evaluation import batch_statistics, evaluate
 from binmask_dist.training.interruption import Interruption
 from binmask_dist.training.loading import evaluation_loader, make_loaders, steps_per_epoch
 from binmask_dist.training.masking import attach_method
+from binmask_dist.training.models import tie_again
 from binmask_dist.training.optimizers import learning_rate
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.run_folder import RunFolder
@@ -290,7 +291,7 @@ class Loop:
             if not self.accelerator.is_main_process:
                 return []
             state = {name.removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
-            return self.task.save_model(self.bare_model, state, folder)
+            return self.task.save_model(self.bare_model, tie_again(self.bare_model, state), folder)
 
     def save(self) -> None:
         self._fold_loss()

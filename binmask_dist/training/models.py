@@ -121,6 +121,15 @@ def check_fits(config: TrainConfig, model_config: Any, tokenizer: Any) -> None:
         )
 
 
+def tie_again(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that are one in the model: gathered from shards they are two, and would be written twice."""
+    seen: dict[int, Tensor] = {}
+    params = dict(model.named_parameters(remove_duplicate=False))
+    return {
+        name: seen.setdefault(id(params[name]), tensor) if name in params else tensor for name, tensor in state.items()
+    }
+
+
 def save_transformers(model: Any, state: dict[str, Tensor], folder: Path, preprocessor: Any) -> list[Path]:
     """`save_pretrained` of the model and its tokenizer or image processor; every file is the old or the new one."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,32 @@
+"""Run by torchrun on two ranks: the training command's other tasks under engines that cut weights up."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from accelerate import DataLoaderConfiguration
+from accelerate.state import AcceleratorState, GradientState
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import binmask_dist
+from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.main import train
+
+ENGINES = {"text": ("fsdp2", "zero3"), "lm": ("fsdp2", "zero3"), "tabular": ("zero2",)}  # by task
+
+
+def main(folder: Path) -> None:
+    for values in json.loads((folder / "tasks.json").read_text()):
+        config = TrainConfig(**values)
+        for engine in ENGINES[config.task]:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+            loading = DataLoaderConfiguration(non_blocking=True, dispatch_batches=False)
+            accelerator = binmask_dist.make_accelerator(engine, dataloader_config=loading)
+            train(dataclasses.replace(config, name=f"{config.task}-{engine}"), accelerator)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
