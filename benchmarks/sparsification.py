@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders that hold run folders, at any depth")
     parser.add_argument("--times", type=Path, help="what benchmarks/methods.py --out wrote")
-    parser.add_argument("--tuning", default="", help="folder of the runs by which ProbMask's rate was chosen")
+    parser.add_argument("--tuning", default="", help="folder of the runs by which rates of masks were chosen")
     parser.add_argument("--seeds", type=int, default=3, help="of a whole configuration; one with fewer is marked")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "sparsification.md")
     options = parser.parse_args(arguments)
@@ -139,17 +139,23 @@ def mask_rate(configuration: Configuration) -> str:
 
 
 def tuning_table(folder: str) -> list[str]:
-    """The runs by which a rate was chosen, best first."""
+    """The runs by which rates were chosen: of each method, the best after fine-tuning first."""
     trials = finished([folder]).used
-    tried = sorted(trials, key=lambda trial: -trial.metrics[AFTER])
+    tried = sorted(trials, key=lambda trial: (trial.method, -trial.metrics[AFTER]))
     rows = [
-        (name(trial.method), mask_rate(Configuration([trial])), f"{100 * trial.metrics[AFTER]:.2f}") for trial in tried
+        (
+            name(trial.method),
+            mask_rate(Configuration([trial])),
+            f"{100 * trial.metrics['sparsity']:.2f}",
+            *(f"{100 * trial.metrics[metric]:.2f}" for metric in (BEFORE, AFTER)),
+        )
+        for trial in tried
     ]
     part = f"{tried[0].config['test_fraction']:.0%} of the training images, held out"
     if tried[0].config["test_split"]:
         part = f"the images of {Path(tried[0].config['test_split']).stem}"
-    head = ("method", "rate of its masks", "accuracy (%)")
-    return [paragraph(f"Runs by which a rate was chosen, tested on {part}: {where(trials)}"), table(head, rows)]
+    head = ("method", "rate of its masks", "sparsity (%)", "before fine-tuning", "after fine-tuning")
+    return [paragraph(f"Runs by which rates were chosen, accuracy (%) on {part}: {where(trials)}"), table(head, rows)]
 
 
 # accuracy

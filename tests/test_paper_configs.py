@@ -17,7 +17,7 @@ from binmask_dist.training.config import TrainConfig, parse_config
 
 PAPER = ROOT / "configs" / "paper"
 SPARSIFY = sorted(PAPER.glob("sparsify_*.yaml"))
-SWEEPS = sorted([*PAPER.glob("sweeps/*.yaml"), *PAPER.glob("small/sweep_*.yaml")])
+SWEEPS = sorted([*PAPER.glob("sweeps/*.yaml"), *PAPER.glob("small/*_*.yaml")])
 LAMS = {1.6e-5, 8e-6, 4e-6, 2e-6, 1e-6, 1e-7, 0.0}
 
 

@@ -123,7 +123,7 @@ def sparsify(tmp_path_factory: pytest.TempPathFactory, documents: SimpleNamespac
         patch.setattr(sys, "argv", ["methods.py", *variants, "--out", str(folder / "times.json")])
         documents.methods.main()
     tuning = run_folders.write_run(folder / "tuning" / "a", method="probmask", mask_lr=0.02, target_sparsity=0.9)
-    change(tuning, test_accuracy=0.5432)
+    change(tuning, test_accuracy=0.5432, sparsity=0.9, before_finetuning={"test_accuracy": 0.5111})
     document = folder / "docs" / "document.md"
     arguments = [str(runs), "--times", str(folder / "times.json"), "--tuning", str(folder / "tuning")]
     documents.sparsification.main([*arguments, "--document", str(document)])
@@ -170,7 +170,10 @@ def test_the_document_says_what_was_run_and_nothing_of_the_machine_s_folders(spa
     trials = len(list(sparsify.runs.rglob("result.json")))
     assert f"{trials} trials, {trials / 2:.2f} hours one after the other; x86_64 with 2 cores, no GPU;" in prose
     assert "Python 3.11.7, torch 2.15.0; commit abcdef0." in prose
-    assert "| ProbMask | 0.02 to 0.0001 | 54.32 |" in prose and "20% of the training images, held out" in prose
+    assert (
+        "| ProbMask | 0.02 to 0.0001 | 90.00 | 51.11 | 54.32 |" in prose
+        and "20% of the training images, held out" in prose
+    )
     assert str(sparsify.runs.parent) not in sparsify.text and "/tmp" not in sparsify.text
     assert "Partial" not in prose
     image = imread(sparsify.document.with_suffix(".png"))
