@@ -92,7 +92,9 @@ def main() -> None:
     where = f"{machine}; {setting}, {arguments.rounds} rounds"
     rows = summarise(rounds)
     if arguments.out:
-        write_atomically(arguments.out, json.dumps({"where": where, "rows": rows}, indent=2) + "\n")
+        write_atomically(
+            arguments.out, json.dumps({"where": where, "model": arguments.model, "rows": rows}, indent=2) + "\n"
+        )
     print(f"\n{where}")
     print(f"\n{'method':<20}{'seconds per epoch':>18}{'over dense':>12}{'least':>8}{'most':>8}")
     for row in rows:

@@ -48,7 +48,7 @@ PAPER_TIMES |= dict.fromkeys(("probmask, 1 mask", "probmask, 2 masks"), "1.4 and
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders that hold run folders, at any depth")
-    parser.add_argument("--times", type=Path, help="what benchmarks/methods.py --out wrote")
+    parser.add_argument("--times", type=Path, nargs="+", default=[], help="what benchmarks/methods.py --out wrote")
     parser.add_argument("--tuning", default="", help="folder of the runs by which rates of masks were chosen")
     parser.add_argument("--seeds", type=int, default=3, help="of a whole configuration; one with fewer is marked")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "sparsification.md")
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def make(options: argparse.Namespace) -> tuple[str, Figure]:
     trials = finished(options.runs)
-    times = read_times(options.times) if options.times else None
+    times = [read_times(path) for path in options.times]
     study = Study.of(analyse(trials, AFTER).problems)
     parts = [
         paragraph(
@@ -222,25 +222,33 @@ def probmask_drop(study: Study) -> str:
 def read_times(path: Path) -> dict:
     try:
         times = json.loads(path.read_text())
-        return {"where": times["where"], "rows": {row["method"]: row for row in times["rows"]}}
+        return {"where": times["where"], "model": times["model"], "rows": {row["method"]: row for row in times["rows"]}}
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{path} is no file that benchmarks/methods.py --out writes; make it with that") from None
 
 
-def times_section(times: dict | None) -> list[str]:
-    if times is None:
+def times_section(times: Sequence[dict]) -> list[str]:
+    if not times:
         return ["Not measured: `benchmarks/methods.py --out FILE` measures it, and `--times FILE` shows it here."]
-    rows = []
-    for method, row in times["rows"].items():
-        least, median, most = row["over_dense"]
-        over = f"{row['over_binmask'][1]:.3f}" if "over_binmask" in row else "-"
-        ratio = f"{median:.3f} ({least:.3f} to {most:.3f})"
-        rows.append([method, f"{row['seconds_per_epoch']:.2f}", ratio, over, PAPER_TIMES.get(method, "-")])
     told = (
         "Seconds per epoch of each method, in one run of `benchmarks/methods.py`; ratios are medians over rounds, from"
     )
     head = ["method", "seconds per epoch", "over dense", "over BinMask", "the paper, ResNet32 and VGG19"]
-    return [paragraph(f"{told} from least to most. {times['where']}."), table(head, rows)]
+    return [
+        part
+        for one in times
+        for part in (paragraph(f"{told} least to most. {one['where']}."), table(head, _times_rows(one["rows"])))
+    ]
+
+
+def _times_rows(methods: dict[str, dict]) -> list[list[str]]:
+    rows = []
+    for method, row in methods.items():
+        least, median, most = row["over_dense"]
+        over = f"{row['over_binmask'][1]:.3f}" if "over_binmask" in row else "-"
+        ratio = f"{median:.3f} ({least:.3f} to {most:.3f})"
+        rows.append([method, f"{row['seconds_per_epoch']:.2f}", ratio, over, PAPER_TIMES.get(method, "-")])
+    return rows
 
 
 def bar_list(bars: Sequence[findings.Bar]) -> str:

@@ -186,8 +186,8 @@ def test_times_stand_beside_the_paper_s(sparsify: SimpleNamespace) -> None:
     )
     assert "| binmask | 2.15 | 1.075 (1.050 to 1.100) | 1.000 | 1.034 and 1.110 times dense |" in sparsify.text
     assert "| probmask, 2 masks | 4.20 | 2.100 (2.000 to 2.200) | 1.952 | 1.4 and 1.9 times BinMask |" in sparsify.text
-    assert re.search(r"times as long as dense \| shown \| 1.075", sparsify.text)
-    assert re.search(r"times as long as BinMask \| shown \| probmask, 2 masks: 1.952", sparsify.text)
+    assert re.search(r"times as long as dense \| shown \| test\\_resnet: 1.075", sparsify.text)
+    assert re.search(r"times as long as BinMask \| shown \| test\\_resnet, probmask, 2 masks: 1.952", sparsify.text)
 
 
 def study(documents: SimpleNamespace, runs: Path) -> Any:
