@@ -88,6 +88,8 @@ def make(options: argparse.Namespace) -> tuple[str, Figure]:
     ]
     for curve in study.analysis.curves:
         curve.label = name(curve.configurations[0].method)
+    for each in study.of_method("dense"):
+        each.label = name(each.method)
     return "\n\n".join(["# Network sparsification", *parts]) + "\n", draw_before_and_after(study.analysis)
 
 
