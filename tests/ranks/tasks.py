@@ -14,7 +14,7 @@ import binmask_dist
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.main import train
 
-ENGINES = {"text": ("fsdp2", "zero3"), "lm": ("fsdp2", "zero3"), "tabular": ("zero2",)}  # by task
+ENGINES = {"text": ("zero3",), "lm": ("fsdp2",), "tabular": ("zero2",)}  # by task
 
 
 def main(folder: Path) -> None:
