@@ -8,7 +8,8 @@ them alone.
 
 The protocol: features scaled to [0, 1]; a random fifth of the rows to test on (MNIST: its own); n_t features are what
 BinMask selects with lam 1e-3 (5e-4 for gene expressions) in the first trial; all methods select
-n_t - i * floor(n_t / 5) for i = 0..4; a network with new weights is trained on what was selected, and tested.
+n_t - i * floor(n_t / 5) for i = 0..4; a network with new weights is trained on what was selected, and tested. What was
+selected with other settings is not mixed with it: give another folder for --results.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from binmask_dist.selection.fitting import Training
 from binmask_dist.selection.network import mlp
 from binmask_dist.selection.rows import Rows, Scaling
 from binmask_dist.selection.table import read_table
+from binmask_dist.training.environment import environment
 
 ROOT = Path(__file__).parent.parent
 PIXELS = (1, 28, 28)
@@ -90,16 +92,28 @@ class Benchmark:
             make_network=make_network,
             training=Training(epochs=epochs),
             input_shape=PIXELS if self.keeps_shape else None,
-            start=5e-4 if self.name.startswith(("gene_", "AP_")) else 1e-3,
             max_steps=self.options.max_steps,
         )
         return data, x_test, y_test
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every figure depends on, and must be read with."""
+        data, _, _ = self.trial(0)
+        return {
+            "rows": data.x.shape[0],
+            "features": data.x.shape[1],
+            "classes": self.classes,
+            "epochs": data.training.epochs,
+            "max_steps": data.max_steps,
+            "count_lam": 5e-4 if self.name.startswith(("gene_", "AP_")) else 1e-3,
+        }
+
 
 def load(name: str, options: argparse.Namespace) -> Benchmark:
     path = options.data / FILES[name] if name in FILES else Path(name)
-    ignore = ["split"] if path.name == "isolet.parquet" else []
-    table = read_table(path, options.target, ignore)
+    ignore = ["split"] if path.name == "isolet.parquet" else options.ignore_columns
+    table = read_table(path, "" if name in FILES else options.target, ignore)
     classes, y = np.unique(table.y, return_inverse=True)
     x, test = table.x, None
     if name.startswith("MNIST"):
@@ -114,13 +128,15 @@ def load(name: str, options: argparse.Namespace) -> Benchmark:
 
 def counts_of(benchmark: Benchmark, folder: Path) -> list[int]:
     """n_t - i * floor(n_t / 5), from the first trial: the same for all methods and trials."""
-    path = folder / "counts.json"
+    path, settings = folder / "counts.json", benchmark.settings
     if not path.exists():
         data, _, _ = benchmark.trial(0)
-        selection = binmask_search(data, 0).above_threshold()
-        write(path, {"n_t": selection.count, "lam": selection.lam})
-    n_t = json.loads(path.read_text())["n_t"]
-    return list(dict.fromkeys(n_t - i * (n_t // 5) for i in range(5)))
+        selection = binmask_search(data, 0, settings["count_lam"]).above_threshold()
+        write(path, {"n_t": selection.count, "settings": settings})
+    saved = json.loads(path.read_text())
+    if saved["settings"] != settings:
+        raise SystemExit(f"{folder} holds results of other settings, {saved['settings']}; give another --results")
+    return list(dict.fromkeys(saved["n_t"] - i * (saved["n_t"] // 5) for i in range(5)))
 
 
 def select(benchmark: Benchmark, method: str, trial: int, counts: list[int], folder: Path) -> dict[int, Choice]:
@@ -132,28 +148,27 @@ def select(benchmark: Benchmark, method: str, trial: int, counts: list[int], fol
         choices = METHODS[method](data, counts, trial)
         elapsed = time.perf_counter() - start
         selections = {count: {"columns": choice.columns, **choice.about} for count, choice in choices.items()}
-        separate = [choice.about["seconds"] for choice in choices.values() if "seconds" in choice.about]
-        times = {"seconds": sum(separate) if separate else elapsed, "shared_seconds": elapsed}
-        write(path, {**times, **scale_of(data), "selections": selections})
+        alone = [choice.about["seconds"] for choice in choices.values() if "seconds" in choice.about]
+        times = {"seconds": elapsed, **({"seconds_alone": sum(alone)} if alone else {})}
+        write(path, {**times, **place(), "selections": selections})
     saved = json.loads(path.read_text())["selections"]
     return {int(count): Choice(about.pop("columns"), about) for count, about in saved.items()}
 
 
-def scale_of(data: Data) -> dict[str, Any]:
-    """What every figure must be read with."""
+def place() -> dict[str, Any]:
+    where = environment()
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "rows": data.x.shape[0],
-        "features": data.x.shape[1],
-        "epochs": data.training.epochs,
-        "max_steps": data.max_steps,
+        "commit": where["git_commit"],
     }
 
 
 def evaluate(benchmark: Benchmark, choice: Choice, trial: int) -> float:
     """Accuracy of a network with new weights on the chosen features, or on zeros in place of the others."""
     data, x_test, y_test = benchmark.trial(trial)
+    if not choice.columns:  # the best guess without any feature
+        return float((y_test == np.bincount(data.y).argmax()).mean())
     columns = np.array(choice.columns, dtype=int)
     if benchmark.keeps_shape:
         keep = np.zeros(data.x.shape[1], dtype=np.float32)
@@ -197,7 +212,7 @@ def run(options: argparse.Namespace) -> None:
                 accuracy_files(folder, trial, method, counts), choices.items(), strict=True
             ):
                 if not path.exists():
-                    accuracy = evaluate(benchmark, choice, trial) if choice.columns else 0.0
+                    accuracy = evaluate(benchmark, choice, trial)
                     write(path, {"accuracy": accuracy, "chosen": len(choice.columns)})
                     print(f"  {count} features: {accuracy:.2%}", flush=True)
             seconds[method].append(time.perf_counter() - start)
@@ -222,6 +237,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT / "shared" / "data", help="folder with the files")
     parser.add_argument("--datasets", nargs="+", default=list(FILES), help="names, or files of other data")
     parser.add_argument("--target", default="", help="target column of other files")
+    parser.add_argument("--ignore_columns", nargs="+", default=[], help="columns of other files that are no features")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--max_steps", type=int, default=8, help="most lams that a search tries")
@@ -234,6 +250,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.trials, options.epochs, options.rows, options.max_steps = 1, 5, 2_000, 3
+        options.results /= "quick"
+        options.document = options.results / "feature_selection.md"
     if not options.report:
         run(options)
     selection_report.write(options.results, options.document)

@@ -57,8 +57,8 @@ def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
     assert "search steps on average (bar: 1.7)" in text and "converged (bar: 75%" in text
     assert (folder / "docs" / "report.png").stat().st_size > 5000
     assert f"of {2 * len(counts)} known exactly)" in text
-    assert f"| small | 96 | 12 | 2 | 2 | {platform.machine()}, {os.cpu_count()} cores, " in text
-    assert f" threads | {torch.__version__} | 2 |" in text
+    assert f"| small | 96 | 12 | 2 | 2 | 2 | 0.001 | {platform.machine()}, {os.cpu_count()} cores, " in text
+    assert f" threads | {torch.__version__} | " in text
     printed = capsys.readouterr().out
     assert text in printed and "small, job 2 of " in printed and ": trial 2 of 2, F-score, about 0." in printed
 
@@ -71,6 +71,51 @@ def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
     assert {path: path.stat().st_mtime_ns for path in results.iterdir() if path != lost} == {
         path: time for path, time in kept.items() if path != lost
     }
+
+
+def test_results_of_other_settings_are_not_mixed(benchmark, folder, monkeypatch):
+    run(benchmark, folder, monkeypatch)
+    with pytest.raises(SystemExit, match=r"holds results of other settings.* give another --results"):
+        run(benchmark, folder, monkeypatch, "--epochs", "3")
+
+
+def test_without_any_feature_the_largest_class_is_guessed(benchmark, folder, monkeypatch):
+    import selection_methods
+
+    options = benchmark.argparse.Namespace(target="", ignore_columns=[], epochs=2, max_steps=2, rows=0)
+    small = benchmark.load(str(folder / "small.npz"), options)
+    data, _, y_test = small.trial(0)
+    guess = np.bincount(data.y).argmax()
+    assert benchmark.evaluate(small, selection_methods.Choice([]), 0) == np.mean(y_test == guess)
+
+
+def test_bars_turn_when_the_results_do(benchmark, tmp_path):
+    import selection_report
+
+    def results(name, accuracies, seconds):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = {"rows": 9, "features": 9, "classes": 2, "epochs": 1, "max_steps": 1, "count_lam": 1e-3}
+        (folder / "counts.json").write_text(json.dumps({"n_t": 5, "settings": settings}))
+        for method, values in accuracies.items():
+            for trial, accuracy in enumerate(values):
+                (folder / f"{method}-{trial}-5.json").write_text(json.dumps({"accuracy": accuracy, "chosen": 5}))
+                content = {"seconds": seconds[method], "selections": {}}
+                (folder / f"{method}-{trial}.json").write_text(json.dumps(content))
+        return selection_report.Results(folder)
+
+    fast, slow = {"BinMask": 1.0, "STG": 2.0, "LassoNet": 3.0}, {"BinMask": 2.5, "STG": 2.0, "LassoNet": 3.0}
+    level = {"STG": (0.80, 0.82), "LassoNet": (0.7, 0.7)}
+    first = results("first", {"BinMask": (0.90, 0.92), **level}, fast)
+    within = results("within", {"BinMask": (0.75, 0.75), **level}, slow)  # 0.81 ± 0.127
+    below = results("below", {"BinMask": (0.60, 0.60), **level}, fast)
+    text = "\n".join(selection_report.bars([first, within, below]))
+    assert "best: 2 of 3 (bar: 5 of 6)" in text
+    assert "first: best, 10.00 points above STG" in text
+    assert "within: 6.00 points below STG, within its interval of ± 12.71" in text
+    assert "below: 21.00 points below STG, outside its interval" in text
+    assert "faster than STG and LassoNet: on 2 of 3" in text
+    assert "within: STG 0.80 times BinMask's, LassoNet 1.20 times BinMask's" in text
 
 
 def test_a_search_for_one_count_is_replayed(benchmark):
@@ -101,7 +146,7 @@ def test_fisher_score(benchmark, folder):
     import selection_methods
 
     x = np.array([[0.0, 1.0, 5.0, 0.1], [0.2, 1.0, 5.0, 0.8], [1.0, 1.0, 6.0, 0.2], [0.8, 1.0, 6.0, 0.9]])
-    data = selection_methods.Data(x, np.array([0, 0, 1, 1]), 2, None, None, None, 1e-3, 1)
+    data = selection_methods.Data(x, np.array([0, 0, 1, 1]), 2, None, None, None, 1)
     chosen = selection_methods.fisher_score(data, [1, 2, 3], 0)
     near = selection_methods._nearest([np.arange(9) < size for size in (8, 5, 2)], [7, 3, 1])  # of a path of sets
     assert [len(near[count].columns) for count in (7, 3, 1)] == [8, 2, 2]

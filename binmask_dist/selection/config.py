@@ -36,7 +36,7 @@ class SelectConfig:
     seed: int = option(0, "seed of the weights and of the order of the rows")
     epochs: int = option(100, "passes over the rows for one lam")
     batch_size: int = option(256, "rows per step, over all processes together")
-    min_batches: int = option(30, "rows are repeated until an epoch has so many batches")
+    min_batches: int = option(30, "all rows are repeated as often as it takes for so many batches in an epoch")
     lr: float | None = option(None, "learning rate of the network at the start; none given: 0.1, 0.02 for regression")
     lr_final: float = option(1e-5, "learning rate of the network in the last epoch; a cosine in between")
     momentum: float = option(0.9, "momentum of the network's SGD")

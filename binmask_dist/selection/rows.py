@@ -83,18 +83,19 @@ class Rows:
         self.example_shape = tuple(example_shape)
         self.rank, self.world = rank, world
 
-    def batches_per_epoch(self, batch_size: int, least: int) -> int:
-        return max(self.count // batch_size, least)
+    def copies(self, batch_size: int, least: int) -> int:
+        """How often every row is in an epoch: the paper duplicates a table that is too small for `least` batches."""
+        return max(1, -(-least * batch_size // self.count))
 
     def batches(
         self, seed: int, epoch: int, batch_size: int, least: int, sparse: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """This process's part of every global batch of an epoch: inputs, targets, weights.
 
-        Rows are repeated if there are too few for `least` batches; what is left of a last batch is dropped.
+        What is left of a last batch is dropped.
         """
-        batches = self.batches_per_epoch(batch_size, least)
-        copies = -(-batches * batch_size // self.count)
+        copies = self.copies(batch_size, least)
+        batches = copies * self.count // batch_size
         order = np.random.default_rng((seed, epoch)).permutation(np.tile(np.arange(self.count), copies))
         for batch in order[: batches * batch_size].reshape(batches, batch_size):
             mine = batch[batch % self.world == self.rank]
