@@ -128,7 +128,7 @@ def test_compiled_is_identical_to_the_last_bit_with_adam_written_out(name):
 COMPILED_UPDATES = {
     "sgd": (OPTIMIZERS["sgd"], 300),
     "sgd-plain": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4), 120),
-    "sgd-dampened": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, dampening=0.5), 300),
+    "sgd-dampened": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, dampening=0.5), 200),
     "adam": (OPTIMIZERS["adam"], 150),
     "adamw": (OPTIMIZERS["adamw"], 150),
 }
@@ -150,6 +150,40 @@ def test_an_update_that_is_compiled_too_differs_by_rounding_only(name, monkeypat
         torch.testing.assert_close(param, reference.products()[name], rtol=1e-3, atol=1e-4)
         for key, value in reference.optimizer.state[reference.weights[name]].items():
             torch.testing.assert_close(binmask.state[param][key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.05])
+@pytest.mark.parametrize("name", COMPILED_UPDATES)
+def test_the_warm_up_is_the_plain_optimizer_compiled_or_not(name, max_grad_norm, monkeypatch):
+    """Eagerly to the last bit. Compiled, U takes one pass and differs by rounding; its state stays torch's."""
+    ran = []
+    function = kernels.update_
+    monkeypatch.setattr(kernels, "update_", lambda *a: ran.append(function(*a)) or ran[-1])
+    make_optimizer, _ = COMPILED_UPDATES[name]
+    model = small_network()
+    plain, eager, compiled = (copy.deepcopy(model) for _ in range(3))
+    optimizer = make_optimizer(plain.parameters())
+    optimizers = {plain: optimizer}
+    for network, compile in ((eager, False), (compiled, True)):
+        settings = MASK | {"compile": compile, "max_grad_norm": max_grad_norm, "warmup": 0.5}
+        optimizers[network] = binmask_dist.patch(network, make_optimizer(network.parameters()), **settings)
+        optimizers[network].set_epoch(0)
+    for x, y in batches(30):
+        for network, its_own in optimizers.items():
+            F.cross_entropy(network(x), y).backward()
+            if network is plain and max_grad_norm:
+                assert nn.utils.clip_grad_norm_(plain.parameters(), max_grad_norm) > max_grad_norm
+            its_own.step()
+            its_own.zero_grad()
+    assert not kernels.compiler_failed()
+    assert [all(step) for step in ran] == [True] * (30 if name == "sgd-plain" else 29)  # the first step makes U's state
+    for ours, fast, theirs in zip(eager.parameters(), compiled.parameters(), plain.parameters(), strict=True):
+        if max_grad_norm is None:
+            assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(fast, theirs, rtol=1e-4, atol=1e-6)
+        for key, value in optimizer.state[theirs].items():
+            torch.testing.assert_close(optimizers[compiled].state[fast][key], value, rtol=1e-4, atol=1e-6)
 
 
 def check_flips(binmask, reference):

@@ -13,7 +13,7 @@ backpropagation gives for the product W * b:
 `learn_` is everything before U, `product_` everything after it. Both only do element-wise maths, so they may
 be handed a flat, padded or sharded piece of a weight. fp32 inside, the tensors' own dtype outside. They are written
 for torch.compile: scalars arrive as one tensor, because a Python float would be a new graph for every value.
-`learn_and_update_` takes U into the same pass where U is known (see `updates.py`).
+`learn_and_update_` takes U into the same pass where U is known (see `updates.py`), and `update_` is such a U alone.
 `learn_eagerly_` is the same step where there is no compiler, in the few passes that torch's own kernels allow.
 """
 
@@ -99,12 +99,30 @@ def learn_and_update_(
     """`learn_`, U and `product_` in one pass over memory, for an optimizer whose U is known."""
     *kept, scalars, update_scalars = rest
     grad_w, keep, flips = _learn(grad, weight, latent, exp_avg, exp_avg_sq, scalars)
-    new_weight, *new_kept = update(weight.float(), grad_w, *kept, update_scalars)
-    for tensor, value in zip(kept, new_kept, strict=True):
-        tensor.copy_(value)
+    new_weight = _updated(update, weight, grad_w, kept, update_scalars)
     weight.copy_(new_weight)
     param.copy_(torch.where(keep, new_weight, 0.0))
     return flips
+
+
+def update_(
+    update: Callable,
+    grad: Tensor,  # stays as it is
+    param: Tensor,  # W: all masks are on, and do not learn
+    *rest: Tensor,  # as in `learn_and_update_`
+) -> None:
+    """U in one pass over memory, for the warm-up."""
+    *kept, scalars, update_scalars = rest
+    clip = scalars[-1]
+    param.copy_(_updated(update, param, grad.float() * clip, kept, update_scalars))
+
+
+def _updated(update: Callable, weight: Tensor, grad_w: Tensor, kept: Sequence[Tensor], scalars: Tensor) -> Tensor:
+    """The new W in fp32. What U keeps for the weight is updated in place."""
+    new_weight, *new_kept = update(weight.float(), grad_w, *kept, scalars)
+    for tensor, value in zip(kept, new_kept, strict=True):
+        tensor.copy_(value)
+    return new_weight
 
 
 def _learn(

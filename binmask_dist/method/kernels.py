@@ -1,6 +1,7 @@
 """Runs the functions of `algorithm.py` over weights of any shape: compiled, or eagerly in cache-sized pieces."""
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,16 +45,18 @@ def learn_and_update_(
 
     Returns how many masks flipped in each; None, and has changed nothing, where it cannot be compiled.
     """
-
-    def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
-        if not _can_compile(flat):
-            return None
-        assert flat is not None
-        device = flat[0].device
-        extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
-        return _run_compiled(_compiled_with(update), flat, extra)[1]
-
+    apply = _with_update(algorithm.learn_and_update_, update, scalars, update_scalars)
     return _for_each(apply, rows, changes=range(1, len(rows[0])), counts_flips=True)
+
+
+def update_(update: Callable, rows: Sequence[Row], scalars: Scalars, update_scalars: list[float]) -> list[bool]:
+    """Update each (grad, param, what U keeps...) in one pass, if compiled. Returns which were updated."""
+    can = [_can_compile(_flat_views(row)) for row in rows]
+    able = list(itertools.compress(rows, can))
+    if able:
+        apply = _with_update(algorithm.update_, update, scalars, update_scalars)
+        _for_each(apply, able, changes=range(1, len(rows[0])))
+    return [each and not _compiler_failed for each in can]
 
 
 def product_(rows: Sequence[Row], compiled: bool) -> None:
@@ -132,6 +135,20 @@ def _either(
     return apply
 
 
+def _with_update(function: Callable, update: Callable, scalars: Scalars, update_scalars: list[float]) -> Apply:
+    """A function that takes U into its pass; there is no eager form of it."""
+
+    def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
+        if not _can_compile(flat):
+            return None
+        assert flat is not None
+        device = flat[0].device
+        extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
+        return _run_compiled(_compiled_with(function, update), flat, extra)[1]
+
+    return apply
+
+
 def _can_compile(flat: Row | None) -> bool:
     return not _compiler_failed and flat is not None and flat[0].numel() >= SMALLEST_COMPILED
 
@@ -175,12 +192,12 @@ def _compiled(function: Callable) -> Callable:
 
 
 @functools.cache
-def _compiled_with(update: Callable) -> Callable:
+def _compiled_with(function: Callable, update: Callable) -> Callable:
     # A function of its own for each U: torch.compile would count them all as recompilations of one.
-    def learn_and_update_(*arguments: Tensor) -> Tensor:
-        return algorithm.learn_and_update_(update, *arguments)
+    def with_update(*arguments: Tensor) -> Tensor | None:
+        return function(update, *arguments)
 
-    return torch.compile(learn_and_update_, dynamic=True, fullgraph=True, options=ONE_LOOP)
+    return torch.compile(with_update, dynamic=True, fullgraph=True, options=ONE_LOOP)
 
 
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step

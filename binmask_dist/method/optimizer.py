@@ -27,7 +27,7 @@ from torch import Tensor
 
 from binmask_dist.method import algorithm, readout
 from binmask_dist.method.gradients import gradient_norm, scale
-from binmask_dist.method.state import MASK_KEYS, InputStep, MaskedStep, all_on, make_state
+from binmask_dist.method.state import MASK_KEYS, InputStep, MaskedStep, Step, WarmupStep, all_on, make_state
 from binmask_dist.method.updates import known_update
 from binmask_dist.method.wrapper import MaskedOptimizer
 
@@ -58,7 +58,7 @@ class BinMask(MaskedOptimizer):
     def _update(self, clip: float) -> None:
         steps = [step for group in self.masked_groups for step in self._masked_steps(group, clip)]
         masked = {id(param) for step in steps for param in step.params}
-        # the others are scaled where they are masked
+        # those of masked weights are scaled in their step
         scale([param.grad for param in self.params_with_grad() if id(param) not in masked], clip)
         try:
             for step in steps:
@@ -72,22 +72,27 @@ class BinMask(MaskedOptimizer):
                 if "latent" not in self.state[param]:
                     self.state[param].update(state)
 
-    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[MaskedStep | InputStep]:
+    def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[Step]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
-        steps: dict[tuple[int, float], MaskedStep | InputStep] = {}  # one in nearly every group
+        steps: dict[tuple[type[Step], int, float], Step] = {}  # one in nearly every group
         for param in group["params"]:
-            state = self.state.get(param, {})
-            if param.grad is not None and param.grad.is_sparse:
-                raise TypeError("a masked weight has a sparse gradient; leave it out with exclude=")
-            fixed = group.get("fixed", False)
-            if param.grad is None or (all_on(group, state) and not learns and not fixed):
+            if param.grad is None:
                 continue
-            if "latent" not in state:
+            if param.grad.is_sparse:
+                raise TypeError("a masked weight has a sparse gradient; leave it out with exclude=")
+            state = self.state.get(param, {})
+            kind: type[Step] = MaskedStep
+            if group.get("fixed"):
+                kind = InputStep
+            elif all_on(group, state) and not learns:
+                kind = WarmupStep
+            if "latent" not in state and kind is not WarmupStep:
                 state = make_state(param, group, self.model)
-            number, update_number = int(state["latent_step"]) + 1, float(state.get("step", 0)) + 1
-            if (number, update_number) not in steps:
+            number, update_number = int(state.get("latent_step", 0)) + 1, float(state.get("step", 0)) + 1
+            key = (kind, number, update_number)
+            if key not in steps:
                 scalars = algorithm.Scalars(
                     step=number,
                     lam=group["lam"],
@@ -97,13 +102,8 @@ class BinMask(MaskedOptimizer):
                     alpha1=group["alpha1"],
                     clip=clip,
                 )
-                update = known_update(self.inner, group)
-                steps[number, update_number] = (
-                    InputStep(group, scalars, learns)
-                    if fixed
-                    else MaskedStep(group, scalars, learns, update, update_number)
-                )
-            steps[number, update_number].add(param, state)
+                steps[key] = kind(group, scalars, learns, known_update(self.inner, group), update_number)
+            steps[key].add(param, state)
         return steps.values()
 
     def _only_makes_state(self) -> bool:

@@ -1,6 +1,8 @@
 """What the optimizer keeps for a masked weight, and one step of it around the user's own optimizer."""
 
-from collections.abc import Sequence
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from binmask_dist.method import algorithm, kernels
 from binmask_dist.method.algorithm import Scalars
+from binmask_dist.method.gradients import scale
 from binmask_dist.method.layout import local_part, placements, runs_under_zero, sharded_like
 from binmask_dist.method.updates import KnownUpdate
 
@@ -55,13 +58,22 @@ def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
     return not state or "latent_step" not in state or state["latent_step"].item() == 0
 
 
-class Step:
+class Step(ABC):
     """One step of those parameters of a masked group that were updated as often, around the user's optimizer."""
 
-    def __init__(self, group: dict[str, Any], scalars: Scalars, learns: bool) -> None:
+    def __init__(
+        self,
+        group: dict[str, Any],
+        scalars: Scalars,
+        learns: bool,
+        update: KnownUpdate | None = None,
+        update_step: float = 0.0,  # which step of U this is, where it counts
+    ) -> None:
         self.group = group
         self.scalars = scalars
         self.learns = learns
+        self.update = update
+        self.update_step = update_step
         self.params: list[Tensor] = []
         self.states: list[dict[str, Any]] = []
         self.grads: list[Any] = []
@@ -72,9 +84,38 @@ class Step:
         self.states.append(state)
         self.grads.append(param.grad)
 
+    @abstractmethod
+    def before_inner(self) -> None:
+        """What comes before the optimizer's own step."""
+
+    @abstractmethod
+    def after_inner(self) -> None:
+        """What comes after it, also if it has failed."""
+
     def _rows(self) -> list[tuple[Tensor, ...]]:
         """(g, W, latent, its two moments) of each parameter."""
         return [(local_part(grad), *_local_state(state)) for grad, state in zip(self.grads, self.states, strict=True)]
+
+    def _compiled_update(self) -> KnownUpdate | None:
+        """U, if it is known, compiled, and has made its state in a first step of its own."""
+        update = self.update
+        if update is None or not self.group["compile"]:
+            return None
+        return update if all(key in state for state in self.states for key in update.keys) else None
+
+    def _rows_of_update(self, update: KnownUpdate) -> list[list[Tensor]]:
+        """(p, what U keeps...) of each parameter."""
+        return [
+            [local_part(param.detach()), *(local_part(state[key]) for key in update.keys)]
+            for param, state in zip(self.params, self.states, strict=True)
+        ]
+
+    def _pass_by(self, indices: Iterable[int]) -> None:
+        """U was done on these: the optimizer finds no gradient, and its own count of steps goes on."""
+        for index in indices:
+            self.params[index].grad = None
+            if "step" in self.states[index]:
+                self.states[index]["step"] += 1
 
     def _give_gradients_back(self) -> None:
         for param, grad in zip(self.params, self.grads, strict=True):
@@ -104,18 +145,7 @@ class MaskedStep(Step):
     Where U is known, the first half can do everything; p has no gradient then, and the optimizer passes it by.
     """
 
-    def __init__(
-        self,
-        group: dict[str, Any],
-        scalars: Scalars,
-        learns: bool,
-        update: KnownUpdate | None,
-        update_step: float,  # which step of U this is, where it counts
-    ) -> None:
-        super().__init__(group, scalars, learns)
-        self.update = update
-        self.update_step = update_step
-        self.exchanged: list[int] = []  # the weights of which p holds W
+    exchanged: Sequence[int] = ()  # the weights of which p holds W
 
     def before_inner(self) -> None:
         rows = self._rows()
@@ -124,8 +154,7 @@ class MaskedStep(Step):
                 weight.copy_(local_part(param))
         flips = self._one_pass(rows)
         left = [index for index, count in enumerate(flips) if count is None]
-        for index in set(range(len(rows))).difference(left):
-            self.params[index].grad = None
+        self._pass_by(index for index, count in enumerate(flips) if count is not None)
         if not self.learns:
             kernels.mask_gradient_([(row[0], row[2]) for row in rows], self.scalars, self.group["compile"])
         elif left:
@@ -139,29 +168,22 @@ class MaskedStep(Step):
 
     def after_inner(self) -> None:
         self._give_gradients_back()
-        exchanged, self.exchanged = self.exchanged, []
+        exchanged, self.exchanged = self.exchanged, ()
         self._exchange(exchanged)
         self._multiply(exchanged)
 
     def _one_pass(self, rows: list[tuple[Tensor, ...]]) -> list[Tensor | None]:
-        """Do U and the product as well, if U is known, compiled, and has made its state in a first step of its own.
+        """Do U and the product as well, if that can be compiled.
 
         Returns how many masks flipped in each weight; None for each of which nothing was done.
         """
-        keys = self.update.keys if self.update else ()
-        ready = all(key in state for state in self.states for key in keys)
-        if self.update is None or not (self.learns and self.group["compile"] and ready):
+        update = self._compiled_update()
+        if update is None or not self.learns:
             return [None] * len(rows)
-        wider = [
-            (*row, local_part(param.detach()), *(local_part(state[key]) for key in keys))
-            for row, param, state in zip(rows, self.params, self.states, strict=True)
-        ]
-        scalars = self.update.scalars(self.group, self.update_step)
-        flips = kernels.learn_and_update_(self.update.function, wider, self.scalars, scalars)
-        for state, count in zip(self.states, flips, strict=True):
-            if count is not None and "step" in state:
-                state["step"] += 1
-        return flips
+        wider = [(*row, *more) for row, more in zip(rows, self._rows_of_update(update), strict=True)]
+        return kernels.learn_and_update_(
+            update.function, wider, self.scalars, update.scalars(self.group, self.update_step)
+        )
 
     def _exchange(self, indices: Sequence[int]) -> None:
         """Swap the memory of p and W, so that U updates W in place without a copy of either."""
@@ -172,6 +194,26 @@ class MaskedStep(Step):
                 param._local_tensor, weight._local_tensor = weight._local_tensor, param._local_tensor
             else:
                 param.data, weight.data = weight.data, param.data
+
+
+class WarmupStep(Step):
+    """Of weights whose masks are all on and do not learn: U alone."""
+
+    def before_inner(self) -> None:
+        done = self._one_pass()
+        self._pass_by(itertools.compress(range(len(done)), done))
+        scale([grad for grad, is_done in zip(self.grads, done, strict=True) if not is_done], self.scalars.clip)
+
+    def after_inner(self) -> None:
+        self._give_gradients_back()
+
+    def _one_pass(self) -> list[bool]:
+        """Do U on all weights, if it can be compiled. Returns on which it was done."""
+        update = self._compiled_update()
+        if update is None:
+            return [False] * len(self.params)
+        rows = [(local_part(grad), *more) for grad, more in zip(self.grads, self._rows_of_update(update), strict=True)]
+        return kernels.update_(update.function, rows, self.scalars, update.scalars(self.group, self.update_step))
 
 
 class InputStep(Step):
