@@ -19,9 +19,9 @@ NOTES = """\
 - All networks are trained by the same loop, with the paper's settings, but for LassoNet's own.
 - *STG* is the package's layer in front of the same network, in the protocol's loop: SGD, and not the Adam at 1e-5 of
   the package's own class, with which a gate moves by 1e-5 in a step. Its loss is the package's.
-- *LassoNet* has one hidden layer of 100, minibatches of 256, 100 epochs and then at most 10 for each lambda, in steps
-  of 1.05; with more than 10,000 rows or features 10 epochs and then 1 for each lambda. By default it has all rows in
-  one batch, 1,000 epochs and then 100, in steps of 1.02: that had not ended after 14 minutes on one core with BASEHOCK.
+- *LassoNet* has one hidden layer of 100, minibatches of 256, 100 epochs and then 2 for each lambda, in steps of 1.05
+  from 0.1; with more than 10,000 rows or features 10 epochs and then 1. By default it has all rows in one batch, 1,000
+  epochs and then 100, in steps of 1.02 from an estimate: that had not ended after 14 minutes on one core with BASEHOCK.
 - Of LassoNet's path and of that of *L1 logistic* the set is taken whose size is nearest to the count that is asked for.
 - *Mutual information* and *L1 logistic* look at 5,000 rows at most.
 - Fewer rows of MNIST than 60,000, or fewer trials than eight, are a scaled-down protocol: the table says which."""
