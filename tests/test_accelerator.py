@@ -61,6 +61,15 @@ def test_an_engine_that_fell_back_is_refused(monkeypatch):
             module._check_what_runs(fallen_back, asked)
 
 
+def test_a_precision_that_would_not_run_is_refused():
+    if torch.accelerator.is_available():
+        pytest.skip("fp16 runs on this device")
+    assert binmask_dist.make_accelerator(mixed_precision="bf16").native_amp
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(RuntimeError, match="mixed_precision fp16 does not run on this cpu: take bf16, or no"):
+        binmask_dist.make_accelerator(mixed_precision="fp16")
+
+
 def test_fsdp1_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")

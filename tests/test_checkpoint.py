@@ -179,6 +179,19 @@ def test_an_index_or_a_file_with_parts_missing_is_refused(saved):
         del index[section]
         (saved / "checkpoint.json").write_text(json.dumps(index))
         refused(saved, "damaged checkpoint")
+    for section, message in (("entries", "entries are damaged: they differ in '0.weight'"), ("scalars", "scalars are")):
+        index = json.loads(whole)
+        del index[section]["0.weight"]
+        (saved / "checkpoint.json").write_text(json.dumps(index))
+        refused(saved, message)
+    index = json.loads(whole)
+    index["entries"]["0.weight"].remove("latent")
+    (saved / "checkpoint.json").write_text(json.dumps(index))
+    refused(saved, "holds 'latent:0.weight', of which its index says nothing")
+    index = json.loads(whole)
+    del index["groups"][0]["settings"]
+    (saved / "checkpoint.json").write_text(json.dumps(index))
+    refused(saved, "damaged checkpoint")
     (saved / "checkpoint.json").write_text(whole)
     file = next(saved.glob("*.safetensors"))
     tensors = load_file(file)

@@ -6,6 +6,7 @@ import pickle
 import warnings
 
 import pytest
+import timm.optim
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -200,6 +201,15 @@ def test_an_average_of_the_model_is_masked_again():
         binmask.apply_masks_(nn.Linear(2, 2))
 
 
+def test_a_model_may_have_the_names_that_wrappers_have():
+    model = nn.Sequential()
+    model.add_module("module", nn.Linear(6, 6))
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    average = AveragedModel(model)
+    binmask.apply_masks_(model)
+    binmask.apply_masks_(average.module)
+
+
 def test_the_model_stays_ordinary():
     """No hooks, no parametrizations, no new names: copies, pickles and compiles as it did."""
     model, _ = trained()
@@ -341,6 +351,9 @@ def test_bad_optimizers_are_refused():
     for again in (optimizer, binmask):
         with pytest.raises(ValueError, match="patched already; call patch once"):
             binmask_dist.patch(model, again, **MASK)
+    lookahead = timm.optim.Lookahead(sgd(model))
+    with pytest.raises(TypeError, match="Lookahead is wrapped around SGD, which would keep groups of its own"):
+        binmask_dist.patch(model, lookahead, **MASK)
     with pytest.raises(TypeError, match="LBFGS evaluates the model inside its step"):
         binmask_dist.patch(model, torch.optim.LBFGS(model.parameters()), **MASK)
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not Linear"):

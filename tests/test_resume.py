@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,15 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from jobs import SHORT, options, records, result, run, start, train_here
+from jobs import SHORT, environment, options, records, result, run, start, train_here
 from safetensors.torch import load_file
 
 import binmask_dist
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.loop import Interrupted
 from binmask_dist.training.main import accelerator_for
+from binmask_dist.training.progress import Progress
 from binmask_dist.training.tasks.base import RunError
 
 # dropout, augmentation, accumulation, an average and steering: whatever has a state or draws random numbers
@@ -95,6 +98,33 @@ def test_stopped_in_every_way_and_resumed_is_bit_for_bit(tmp_path: Path) -> None
     assert_same(folder, tmp_path / "alone")
     assert len(json.loads((folder / "environment.json").read_text())) == 5
     assert len(list(folder.glob("checkpoints/*"))) == 2  # nothing is left of the one that was being written
+
+
+def test_a_stream_is_taken_up_in_the_middle_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        **SHORT,
+        "streaming": True,
+        "steps_per_epoch": 9,
+        "shuffle_buffer": 200,
+        "accumulation": 2,
+        "log_every": 2,
+    }
+    train_here(tmp_path, "alone", **values)
+    step = Progress.step
+    taken = []
+
+    def stopped(self: Progress) -> None:
+        step(self)
+        taken.append(1)
+        if len(taken) == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "step", stopped)
+    with pytest.raises(Interrupted):
+        train_here(tmp_path, "stopped", **values)
+    assert [path.parent.name for path in checkpoints(tmp_path / "stopped")][-1] == "step-00000014"  # of 2 x 9
+    train_here(tmp_path, "stopped", resume="must", **values)
+    assert_same(tmp_path / "stopped", tmp_path / "alone")
 
 
 def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:
@@ -195,6 +225,59 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert kept.load_newest() == {"step": 1}
     assert not (tmp_path / "step-00000002").exists()
+
+
+def test_the_best_epoch_is_one_that_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full for a while: the run ends with the best of the epochs that are there, or with the last."""
+    write = Checkpoints._write
+    full = {"until": 0}
+
+    def sometimes(self: Checkpoints, path: Path, extra: dict) -> bool:
+        return False if path.name == "best" and extra["epoch"] <= full["until"] else write(self, path, extra)
+
+    monkeypatch.setattr(Checkpoints, "_write", sometimes)
+    for name, full["until"] in (("never", 99), ("late", 2)):
+        folder = train_here(tmp_path, name, patience=3)
+        accuracies = [record["test_accuracy"] for record in records(folder)]
+        assert result(folder)["test_accuracy"] == accuracies[-1]  # the third, and the only one that could be written
+
+
+LONELY = """
+import torch.distributed as dist
+from binmask_dist import make_accelerator
+from binmask_dist.training.mistakes import TOLD, told_in_a_sentence
+from binmask_dist.training.tasks.base import RunError
+
+accelerator = make_accelerator()
+try:
+    with told_in_a_sentence(accelerator):
+        raise RunError("all of us")
+except SystemExit as error:
+    assert error.code == 1
+dist.barrier()
+if accelerator.is_main_process:
+    dist.distributed_c10d._get_default_store().delete_key(TOLD)
+dist.barrier()
+with told_in_a_sentence(accelerator):
+    if accelerator.process_index == 1:
+        raise RunError("only me")
+    dist.barrier()
+"""
+
+
+def test_what_one_process_alone_has_met_is_said_and_what_all_have_met_once(tmp_path: Path) -> None:
+    (tmp_path / "lonely.py").write_text(LONELY)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path / "lonely.py")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert told == ["error: all of us", "error in process 1: only me"]
 
 
 def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from accelerate.state import AcceleratorState
 from jobs import SHORT, options, records, result, run, train_here
 from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 from binmask_dist.packed_masks import load_masks
+from binmask_dist.training.averaging import Average
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.data import digits
 from binmask_dist.training.loading import EpochSampler
+from binmask_dist.training.main import main
 from binmask_dist.training.optimizers import learning_rate, make_optimizer
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
@@ -150,6 +153,37 @@ def test_an_average_is_evaluated_and_saved_with_the_masks(tmp_path: Path) -> Non
     assert any(not torch.equal(average[name], weights[name]) for name in masks)
 
 
+def test_an_average_of_bf16_weights_moves() -> None:
+    """1,000 steps of a thousandth: bf16 would round nearly all of them away."""
+    model = torch.nn.Linear(50, 50, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.ones_(model.weight)
+    average = Average(model, 0.999)
+    torch.nn.init.constant_(model.weight, 2.0)
+    for _ in range(1000):
+        average.update()
+    torch.testing.assert_close(average.averages["weight"], torch.full((50, 50), 2 - 0.999**1000))
+
+
+def test_a_precision_that_would_not_run_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("fp16 runs on this device")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(SystemExit) as left:
+        main(TrainConfig(mixed_precision="fp16"))
+    assert left.value.code == 1
+    assert capsys.readouterr().err == "error: mixed_precision fp16 does not run on this cpu: take bf16, or no\n"
+
+
+def test_bf16(tmp_path: Path) -> None:
+    """Autocast is on in the passes, and the weights that are saved stay fp32."""
+    folder = train_here(tmp_path, "bf16", mixed_precision="bf16")
+    plain = train_here(tmp_path, "plain")
+    assert result(folder)["mixed_precision"] == "bf16"
+    ours, theirs = records(folder)[0]["train_loss"], records(plain)[0]["train_loss"]
+    assert ours != theirs and ours == pytest.approx(theirs, rel=0.05)
+    assert torch.bfloat16 not in {tensor.dtype for tensor in load_file(folder / "model" / "model.safetensors").values()}
+
+
 def test_early_stopping_keeps_the_best_epoch(tmp_path: Path) -> None:
     """A rate that is far too high: accuracy falls at some time, and the best epoch is what is saved."""
     folder = train_here(tmp_path, "stopped", epochs=12, lr=1.5, momentum=0.95, patience=2, schedule="constant")
@@ -268,6 +302,7 @@ def parse_error(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--lam=much"], 'Parser key "lam": Expected a'),
         (["--epochs=0"], "epochs must be above zero, not 0"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
+        (["--target_sparsity=0.9", "--lam=0"], "target_sparsity steers lam, which must start above zero"),
     ],
 )
 def test_bad_arguments_get_one_line(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,10 @@ from binmask_dist.method.wrapper import MaskedOptimizer
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
+class EngineError(RuntimeError):
+    """What was asked for does not run here; the text says what does, and what to do."""
+
+
 class BinMaskAccelerator(Accelerator):
     """An Accelerator whose `prepare` makes sure that the masks are still in charge afterwards."""
 
@@ -37,7 +41,7 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None
     """An Accelerator for one of ENGINES; "auto" is what `accelerate launch` was configured for, precision included.
 
     Further arguments go to `accelerate.Accelerator`, `deepspeed_plugin` and `fsdp_plugin` among them. Raises if the
-    engine, its ZeRO stage or the number of processes is not what was asked for.
+    engine, its ZeRO stage, the precision or the number of processes is not what was asked for.
     """
     asked = engine_from_environment() if engine == "auto" else engine
     if asked not in ENGINES:
@@ -67,6 +71,7 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None
             cpu=on_cpu and asked in ("single", "ddp"), mixed_precision=mixed_precision, **kwargs
         )
     _check_what_runs(accelerator, asked)
+    _check_precision(accelerator)
     return accelerator
 
 
@@ -133,7 +138,7 @@ def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
 def _check_what_runs(accelerator: Accelerator, asked: str) -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != world:
-        raise RuntimeError(
+        raise EngineError(
             f"{world} processes were started but this one runs alone ({accelerator.distributed_type}); "
             "make the Accelerator with binmask_dist.make_accelerator before anything else touches accelerate"
         )
@@ -144,7 +149,15 @@ def _check_what_runs(accelerator: Accelerator, asked: str) -> None:
             if world == 1
             else "make the Accelerator before anything else touches accelerate"
         )
-        raise RuntimeError(f"asked for {asked}, but {runs} runs on {world} process(es); {hint}")
+        raise EngineError(f"asked for {asked}, but {runs} runs on {world} process(es); {hint}")
+
+
+def _check_precision(accelerator: Accelerator) -> None:
+    """Accelerate keeps the word and computes in fp32 where the device cannot do it: fp16 on a CPU."""
+    precision, device = accelerator.mixed_precision, accelerator.device.type
+    by_engine = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+    if precision != "no" and not (accelerator.native_amp or by_engine):
+        raise EngineError(f"mixed_precision {precision} does not run on this {device}: take bf16, or no")
 
 
 def _running_engine(accelerator: Accelerator) -> str:

@@ -251,12 +251,15 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
             f"the checkpoint is of another model or other targets: they differ in {different[0]!r}"
             + (f" and {len(different) - 1} more" if len(different) > 1 else "")
         )
+    for section in ("entries", "scalars"):
+        if set(index[section]) != set(where):
+            different = sorted(set(index[section]) ^ set(where))
+            raise CheckpointError(f"the checkpoint's {section} are damaged: they differ in {different[0]!r}")
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
     for name, keys in index["entries"].items():
         wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
-        index["scalars"][name]
-    for section in ("flips", "extra"):
-        index[section]
+    for section in (index["flips"], index["extra"], *(group["settings"] for group in index["groups"])):
+        len(section)
     for name, tensor in _outside_the_optimizer(binmask, where):
         wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
     for entry in stored.files:
@@ -266,6 +269,9 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
             raise CheckpointError(
                 f"{inner} keeps {key!r} in a shape of its own, which cannot be sharded; load it unsharded"
             )
+    unknown = sorted(set(stored.files) - set(wanted))
+    if unknown:
+        raise CheckpointError(f"the checkpoint holds {unknown[0]!r}, of which its index says nothing; it is damaged")
     for entry, shape in wanted.items():
         if entry not in stored.files:
             raise CheckpointError(f"the checkpoint lacks {entry!r}; it is damaged or of another model")

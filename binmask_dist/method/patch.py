@@ -143,6 +143,12 @@ def _check(
             f"{type(optimizer).__name__} changes the weights for evaluation (it has .eval()), behind the masks' back; "
             "use an optimizer that does not"
         )
+    inside = [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+    if inside:
+        raise TypeError(
+            f"{type(optimizer).__name__} is wrapped around {type(inside[0]).__name__}, which would keep groups of its "
+            "own; patch the one inside, or use it alone"
+        )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError("patch changes the optimizer's groups; make the learning-rate scheduler after patch")
     _check_penalty("lam", lam)

@@ -151,7 +151,8 @@ def _local_latent(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None
 def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
     """Mask another copy of the model, whatever wraps it."""
     reshard(model)
-    params = {_bare_name(name): param for name, param in model.named_parameters()}
+    named = dict(model.named_parameters())
+    params = {**{_bare_name(name): param for name, param in named.items()}, **named}  # a model's own name comes first
     gathered = masks(binmask)
     missing = sorted(set(gathered) - set(params))
     if missing:

@@ -31,7 +31,11 @@ class Flips:
 
     @property
     def returns(self) -> int:
-        """Off to on, of a weight that had been on. Masks start on (alpha0 >= 0), so that is every one of them."""
+        """Off to on, of a weight that had been on. Masks start on (alpha0 >= 0), so that is every one of them.
+
+        With `from_zeros` some start off. They stay off, unless the optimizer moves weights whose gradient is zero
+        (Muon): then the first flip of such a weight is counted here as well.
+        """
         return self.off_to_on
 
 

@@ -18,6 +18,7 @@ from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.table import Table, read_table
 from binmask_dist.training.environment import environment
 from binmask_dist.training.metrics_file import jsonable
+from binmask_dist.training.mistakes import made, told_in_a_sentence
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks.base import RunError
 from binmask_dist.training.tracking import Tracking
@@ -25,13 +26,9 @@ from binmask_dist.training.tracking import Tracking
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: SelectConfig) -> None:
-    accelerator = make_accelerator()
-    try:
+    accelerator = made(make_accelerator)
+    with told_in_a_sentence(accelerator):
         select(config, accelerator)
-    except RunError as error:
-        if accelerator.is_main_process:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
     accelerator.end_training()
 
 

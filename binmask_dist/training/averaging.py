@@ -19,18 +19,22 @@ FILE = "average.safetensors"
 
 
 class Average:
-    """average = decay * average + (1 - decay) * parameter after every step, in the parameters' own layout."""
+    """average = decay * average + (1 - decay) * parameter after every step, in the parameters' own layout.
+
+    In fp32, whatever the parameters are: 1 - decay is lost beside one in bf16.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.params = dict(model.named_parameters())
         if any(hasattr(param, "ds_tensor") for param in self.params.values()):
             raise RunError("ema_decay cannot be had under ZeRO-3, which keeps no parameter; use zero2, fsdp2 or ddp")
-        self.averages = {name: param.detach().clone() for name, param in self.params.items()}
+        self.averages = {name: param.detach().to(torch.float32, copy=True) for name, param in self.params.items()}
 
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(list(self.averages.values()), list(self.params.values()), 1 - self.decay)
+        params = [param.to(torch.float32) for param in self.params.values()]
+        torch._foreach_lerp_(list(self.averages.values()), params, 1 - self.decay)
 
     @contextmanager
     def applied(self, model: nn.Module, binmask: MaskedOptimizer) -> Iterator[None]:

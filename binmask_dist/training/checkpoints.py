@@ -42,8 +42,8 @@ class Checkpoints:
                 remove(other)
         return saved
 
-    def save_best(self, extra: dict[str, Any]) -> None:
-        self._write(self.folder / BEST, extra)
+    def save_best(self, extra: dict[str, Any]) -> bool:
+        return self._write(self.folder / BEST, extra)
 
     def load_newest(self) -> dict[str, Any] | None:
         """Load the newest that can be read, and return its extra; None if there is none at all."""

@@ -49,6 +49,7 @@ class Position:
     best: float | None = None
     epochs_since_best: int = 0
     before_finetuning: dict[str, Any] | None = None
+    loss_scaler: dict[str, Any] | None = None  # of fp16
 
 
 class Interrupted(Exception):
@@ -92,6 +93,8 @@ class Loop:
         if resumed is not None:
             self.position = Position(**resumed)
             self.steering = Steering(**self.position.steering) if self.position.steering else None
+            if accelerator.scaler and self.position.loss_scaler:
+                accelerator.scaler.load_state_dict(self.position.loss_scaler)
         resume_step = None if resumed is None else self.position.step
         self.tracking = Tracking(folder.path, config, accelerator, resume_step, self.position.epoch)
         self.progress = Progress(self.epochs, self.steps_per_epoch, accelerator, self.position.step)
@@ -179,8 +182,8 @@ class Loop:
     def _bad_loss(self, buffers: list[Tensor]) -> None:
         if self.config.on_nan == "stop":
             raise RunError(
-                f"the loss is NaN or inf at step {self.position.step}; the last good checkpoint is kept: lower --lr, "
-                "set --clip, and --resume, or take --on_nan skip"
+                f"the loss is NaN or inf at step {self.position.step}; the last good checkpoint is kept: go on from it "
+                "with --resume --on_nan skip, or start anew with a lower --lr or with --clip"
             )
         for buffer, before in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(before)  # running statistics that have seen a NaN stay NaN
@@ -211,6 +214,11 @@ class Loop:
         left = sum(rates) * steps - rates[0] * self.position.step_in_epoch
         return readout.expected_sparsity(self.method, min(self.config.alpha0, left))
 
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because a gradient was not finite. Under ZeRO the engine looks for them itself."""
+        return self.method.skipped_steps + getattr(self.model, "skipped_steps", 0)
+
     def _set_lam(self, lam: float) -> None:
         for group in self.method.masked_groups:
             group["lam"] = lam
@@ -226,6 +234,7 @@ class Loop:
             "train_loss": position.epoch_loss / self.steps_per_epoch,
             **self._evaluate(self.judge, self.judge_loader),
             **mask_record(self.method, position.flips or NO_FLIPS),
+            "skipped_steps": self.skipped_steps,
             **memory_record(),
             "seconds": self._seconds(),
         }
@@ -250,13 +259,16 @@ class Loop:
         metric = config.metric or self.task.metric
         value = record[f"{self.judge}_{metric}"] * (-1 if metric in ("loss", "perplexity") else 1)
         if position.best is None or value > position.best:
+            before = position.best
             position.best, position.epochs_since_best = value, 0
-            self.checkpoints.save_best(asdict(position))
+            if not self.checkpoints.save_best(asdict(position)):
+                position.best = before  # what could not be written cannot be gone back to
         else:
             position.epochs_since_best += 1
         if position.epochs_since_best >= config.patience or position.epoch == config.epochs:
             position.epoch = config.epochs
-            self.checkpoints.load_best()
+            if position.best is not None:
+                self.checkpoints.load_best()
 
     # -- what the epoch is made of
 
@@ -297,6 +309,7 @@ class Loop:
         self._fold_loss()
         self._seconds()
         self.position.steering = asdict(self.steering) if self.steering else None
+        self.position.loss_scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler else None
         self.checkpoints.save(self.position.step, asdict(self.position))
 
     def _log_step(self) -> None:

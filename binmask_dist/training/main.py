@@ -1,7 +1,5 @@
 """The training job, top to bottom."""
 
-import sys
-
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -15,6 +13,7 @@ from binmask_dist.training.environment import environment
 from binmask_dist.training.interruption import end_with_the_launcher
 from binmask_dist.training.loop import Interrupted, Loop
 from binmask_dist.training.metrics_file import jsonable
+from binmask_dist.training.mistakes import made, told_in_a_sentence
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
@@ -22,15 +21,12 @@ from binmask_dist.training.tasks.base import RunError
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
-    accelerator = accelerator_for(config)
+    accelerator = made(lambda: accelerator_for(config))
     if accelerator.num_processes == 1:
         end_with_the_launcher()
     try:
-        train(config, accelerator)
-    except RunError as error:
-        if accelerator.is_main_process:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        with told_in_a_sentence(accelerator):
+            train(config, accelerator)
     except Interrupted as interruption:
         accelerator.print("interrupted and saved; the same command with --resume goes on", flush=True)
         raise SystemExit(interruption.exit_code) from None
@@ -92,7 +88,7 @@ def finish(loop: Loop, folder: RunFolder) -> None:
             **report.weight_norms(files, layer_sparsity),
             "seconds": loop.position.seconds,
             "steps": loop.position.step,
-            "skipped_steps": loop.method.skipped_steps,
+            "skipped_steps": loop.skipped_steps,
             "lam": loop.method.masked_groups[0]["lam"],
             "engine": engine_from_environment(),
             "mixed_precision": accelerator.mixed_precision,

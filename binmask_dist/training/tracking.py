@@ -133,7 +133,6 @@ def mask_record(method: MaskedOptimizer, flips_before: dict[str, int]) -> dict[s
         "mask_lr": mask_lr,
         "lam": group["lam"],
         "frozen": group["frozen"],
-        "skipped_steps": method.skipped_steps,
     }
 
 
