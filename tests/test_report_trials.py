@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState
 
 from binmask_dist.report import figures
 from binmask_dist.report.analysis import analyse
+from binmask_dist.report.main import make_report, parse_options
 from binmask_dist.report.trials import Trials, read_trials
 from binmask_dist.report.wandb_trials import add_wandb_trials
 from binmask_dist.training.config import TrainConfig
@@ -134,6 +135,22 @@ def test_what_is_broken_is_named_and_left_out(tmp_path: Path) -> None:
     assert reasons.keys() == ways.keys()
     for name, (_, reason) in ways.items():
         assert reason in reasons[name], name
+
+
+def test_an_archive_holds_what_a_report_needs(tmp_path: Path) -> None:
+    sweep = run_folders.write_sweep(tmp_path / "sweep", (1e-6, 1e-5), (0, 1))
+    unfinished = run_folders.write_run(tmp_path / "sweep" / "trials" / "unfinished", lam=1e-4)
+    (unfinished / "result.json").unlink()
+    file = tmp_path / "sweep.zip"
+    assert make_report(parse_options([str(sweep), "--archive", str(file)])) == f"4 trials: {file}"
+    assert not (sweep / "report").exists()
+    whole, packed = read_trials([str(sweep)]), read_trials([str(file)])
+    assert len(packed.used) == 4 and not packed.left_out
+    for ours, theirs in zip(packed.used, whole.used, strict=True):
+        assert (ours.config, ours.result, ours.epochs) == (theirs.config, theirs.result, theirs.epochs)
+        assert ours.source.endswith(f"trials/{Path(theirs.source).name}")
+    make_report(parse_options([str(file), "--output", str(tmp_path / "report")]))
+    assert (tmp_path / "report" / "report.html").exists()
 
 
 def test_a_path_without_runs_is_an_error(tmp_path: Path) -> None:

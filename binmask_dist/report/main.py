@@ -13,6 +13,7 @@ import matplotlib
 from binmask_dist.files import write_atomically
 from binmask_dist.report import tables
 from binmask_dist.report.analysis import Analysis, analyse, as_json
+from binmask_dist.report.archive import pack
 from binmask_dist.report.figures import Drawing, draw
 from binmask_dist.report.page import make_page
 from binmask_dist.report.trials import Trials, read_trials
@@ -30,6 +31,7 @@ class ReportOptions:
     metric: str = ""
     sparsities: tuple[float, ...] = ()
     title: str = ""
+    archive: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,7 +47,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> ReportOptions:
         prog="python -m binmask_dist.report",
         description="Tables, figures and one page from trials of the training command.",
     )
-    parser.add_argument("paths", nargs="+", help="run folders, sweep folders, or wandb:entity/project")
+    parser.add_argument("paths", nargs="+", help="run folders, sweep folders, archives, or wandb:entity/project")
     parser.add_argument("--output", default="", help="folder for the report; empty: report in the first of the paths")
     parser.add_argument("--metric", default="", help="what to compare; empty: accuracy, AUC, perplexity or loss")
     parser.add_argument(
@@ -55,6 +57,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> ReportOptions:
         help="where to compare methods, such as [0.9,0.95]; empty: usual ones that the trials enclose",
     )
     parser.add_argument("--title", default="", help="of the page; empty: named after the first of the paths")
+    parser.add_argument("--archive", default="", help="write the trials to this .zip, and make no report")
     return ReportOptions(**parser.parse_args(arguments).as_dict())
 
 
@@ -63,10 +66,13 @@ def make_report(options: ReportOptions) -> str:
     trials = read_trials(options.paths)
     if not trials.used:
         raise RunError(f"there is no finished trial in {', '.join(options.paths)}; {_named(trials)}")
+    if options.archive:
+        count = pack(trials, options.paths, Path(options.archive))
+        return f"{count:,} trials: {options.archive}"
     analysis = analyse(trials, options.metric, options.sparsities)
     first = options.paths[0]
     name = Path(first.removeprefix("wandb:")).resolve().name
-    folder = Path(options.output or (f"report-{name}" if first.startswith("wandb:") else Path(first) / "report"))
+    folder = Path(options.output or (Path(first) / "report" if Path(first).is_dir() else f"report-{Path(name).stem}"))
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawings = [
         write_figures(folder / "figures", draw(each), _prefix(analysis, i)) for i, each in enumerate(analysis.problems)

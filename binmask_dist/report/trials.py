@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,7 +80,7 @@ class Trials:
 
 
 def read_trials(paths: Sequence[str]) -> Trials:
-    """From run folders, folders that hold some at any depth, and `wandb:entity/project`."""
+    """From run folders, folders that hold some at any depth, archives of them, and `wandb:entity/project`."""
     trials = Trials()
     folders: dict[str, None] = {}
     for path in paths:
@@ -88,8 +89,14 @@ def read_trials(paths: Sequence[str]) -> Trials:
 
             add_wandb_trials(trials, path.removeprefix("wandb:"))
             continue
+        if zipfile.is_zipfile(path):
+            from binmask_dist.report.archive import unpacked
+
+            path = str(unpacked(Path(path)))
         if not Path(path).is_dir():
-            raise RunError(f"there is no folder {path}; give run folders, sweep folders, or wandb:entity/project")
+            raise RunError(
+                f"there is no folder {path}; give run folders, sweep folders, archives, or wandb:entity/project"
+            )
         found = dict.fromkeys(find_run_folders(path))
         if not found:
             raise RunError(f"{path} holds no run folder; the training command makes them, with a config.json in each")
