@@ -2,11 +2,13 @@
 
     .venv/bin/python benchmarks/sparsification.py runs/sweeps/small_sparsify --times methods.json
 
-docs/methods.md has the commands that make the runs. What they showed is worked out anew each time.
+docs/methods.md has the commands that make the runs. What they showed is worked out anew each time. Without runs,
+--times alone are put into the document that is there.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from matplotlib.figure import Figure
 from result_documents import (
     ROOT,
     SIGNIFICANCE,
+    Finding,
     difference,
     few_seeds,
     finished,
@@ -41,19 +44,47 @@ EXPECTED = ("dense", "binmask", "probmask", "magnitude", "rigl")
 METRICS = (BEFORE, BATCH, AFTER)
 IMAGES = 50_000  # of CIFAR's training part: the paper counts in epochs
 VERDICTS = {True: "shown", False: "not shown", None: "cannot say"}
+TIMES_HEAD, BARS_HEAD = "## Training time", "## Bars"
+CLAIM_HEADS = ("the paper", "here", "numbers")
+HOW_RATES_WERE_CHOSEN = (
+    "ProbMask's rate is the one with the best accuracy after fine-tuning. BinMask's is the paper's own final rate, the "
+    "best before fine-tuning; after it the others differ by no more than a point. How far ProbMask is below its "
+    "fine-tuned self depends on its rate."
+)
+MASK_BEFORE_FINETUNING = (
+    "ProbMask is evaluated here with its most probable weights, as many as the target says, and not with a mask that "
+    "is drawn, as its authors do; the paper ascribes the drop to resampled masks. So the two need not be equal in size."
+)
 PAPER_TIMES = {"binmask": "1.034 and 1.110 times dense"}
 PAPER_TIMES |= dict.fromkeys(("probmask, 1 mask", "probmask, 2 masks"), "1.4 and 1.9 times BinMask")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="folders that hold run folders, at any depth")
+    parser.add_argument("runs", nargs="*", help="folders that hold run folders, at any depth, or archives of them")
     parser.add_argument("--times", type=Path, nargs="+", default=[], help="what benchmarks/methods.py --out wrote")
     parser.add_argument("--tuning", default="", help="folder of the runs by which rates of masks were chosen")
     parser.add_argument("--seeds", type=int, default=3, help="of a whole configuration; one with fewer is marked")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "sparsification.md")
     options = parser.parse_args(arguments)
-    run(lambda: make(options), options.document)
+    run(lambda: make(options) if options.runs else (with_times(options), None), options.document)
+
+
+def with_times(options: argparse.Namespace) -> str:
+    """The document that is there, with other times: nothing else in it comes from them."""
+    times = [read_times(path) for path in options.times]
+    if not times:
+        raise RunError("give the folders of finished runs, or --times to put into the document that is there")
+    start, _, rest = options.document.read_text().partition(f"\n\n{TIMES_HEAD}\n\n")
+    _, _, end = rest.partition(f"\n\n{BARS_HEAD}\n\n")
+    for claim in findings.time_claims(times):
+        row = table(CLAIM_HEADS, [claim_row(claim)]).splitlines()[-1]
+        end = re.sub(rf"^\| {re.escape(claim.question)} \|.*$", lambda _, row=row: row, end, flags=re.MULTILINE)
+    return "\n\n".join([start, TIMES_HEAD, *times_section(times), BARS_HEAD, end])
+
+
+def claim_row(claim: Finding) -> tuple[str, str, str]:
+    return claim.question, VERDICTS[claim.holds], claim.evidence
 
 
 def make(options: argparse.Namespace) -> tuple[str, Figure]:
@@ -72,15 +103,12 @@ def make(options: argparse.Namespace) -> tuple[str, Figure]:
         *(tuning_table(options.tuning) if options.tuning else []),
         *accuracy_section(study, options.document.with_suffix(".png").name),
         *before_section(study),
-        "## Training time",
+        TIMES_HEAD,
         *times_section(times),
-        "## Bars",
+        BARS_HEAD,
         bar_list(findings.bars(study)),
         "## The paper's claims",
-        table(
-            ("the paper", "here", "numbers"),
-            [(found.question, VERDICTS[found.holds], found.evidence) for found in findings.claims(study, times)],
-        ),
+        table(CLAIM_HEADS, [claim_row(claim) for claim in findings.claims(study, times)]),
         paragraph(
             f"{SIGNIFICANCE} With so few seeds ({study.most_seeds}) only large differences are significant: that one "
             "is not is no proof that there is none."
@@ -157,7 +185,8 @@ def tuning_table(folder: str) -> list[str]:
     if tried[0].config["test_split"]:
         part = f"the images of {Path(tried[0].config['test_split']).stem}"
     head = ("method", "rate of its masks", "sparsity (%)", "before fine-tuning", "after fine-tuning")
-    return [paragraph(f"Runs by which rates were chosen, accuracy (%) on {part}: {where(trials)}"), table(head, rows)]
+    told = f"Runs by which rates were chosen, accuracy (%) on {part}: {where(trials)}"
+    return [paragraph(told), table(head, rows), paragraph(HOW_RATES_WERE_CHOSEN)]
 
 
 # accuracy
@@ -200,6 +229,7 @@ def before_section(study: Study) -> list[str]:
         ),
         table(["method", "sparsity (%)", "fine-tuning adds", "per-batch statistics add"], rows),
         paragraph(probmask_drop(study)),
+        paragraph(MASK_BEFORE_FINETUNING),
     ]
 
 

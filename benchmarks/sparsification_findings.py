@@ -189,7 +189,7 @@ def claims(study: Study, times: Sequence[dict]) -> list[Finding]:
             "BinMask is worse than ProbMask in a few configurations on CIFAR-100", None, "nothing was run on CIFAR-100"
         ),
         _loss_is_not_affected(study),
-        *_times(times),
+        *time_claims(times),
     ]
 
 
@@ -272,7 +272,7 @@ def _loss_is_not_affected(study: Study) -> Finding:
     return Finding(question, all_of(verdicts), "; ".join(texts))
 
 
-def _times(times: Sequence[dict]) -> list[Finding]:
+def time_claims(times: Sequence[dict]) -> list[Finding]:
     """Shown if it is so on one of the networks that were measured."""
     slower = "training with BinMask takes 1.034 (ResNet32) and 1.110 (VGG19) times as long as dense"
     longer = "ProbMask takes 1.4 (ResNet32) and 1.9 (VGG19) times as long as BinMask"

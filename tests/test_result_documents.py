@@ -125,9 +125,21 @@ def sparsify(tmp_path_factory: pytest.TempPathFactory, documents: SimpleNamespac
     tuning = run_folders.write_run(folder / "tuning" / "a", method="probmask", mask_lr=0.02, target_sparsity=0.9)
     change(tuning, test_accuracy=0.5432, sparsity=0.9, before_finetuning={"test_accuracy": 0.5111})
     document = folder / "docs" / "document.md"
-    arguments = [str(runs), "--times", str(folder / "times.json"), "--tuning", str(folder / "tuning")]
-    documents.sparsification.main([*arguments, "--document", str(document)])
-    return SimpleNamespace(runs=runs, document=document, text=document.read_text(), study=study(documents, runs))
+    arguments = [str(runs), "--tuning", str(folder / "tuning"), "--document", str(document)]
+    times = ["--times", str(folder / "times.json")]
+    documents.sparsification.main(arguments)
+    without_times = document.read_text()
+    documents.sparsification.main([*times, "--document", str(document)])
+    added = document.read_text()
+    documents.sparsification.main([*arguments, *times])
+    return SimpleNamespace(
+        without_times=without_times,
+        added=added,
+        runs=runs,
+        document=document,
+        text=document.read_text(),
+        study=study(documents, runs),
+    )
 
 
 def test_accuracies_are_those_of_the_raw_files(sparsify: SimpleNamespace) -> None:
@@ -178,6 +190,13 @@ def test_the_document_says_what_was_run_and_nothing_of_the_machine_s_folders(spa
     assert "Partial" not in prose
     image = imread(sparsify.document.with_suffix(".png"))
     assert image.shape[1] > image.shape[0] > 400 and f"({sparsify.document.stem}.png)" in sparsify.text
+
+
+def test_times_can_be_put_into_the_document_that_is_there(sparsify: SimpleNamespace) -> None:
+    assert (
+        "Not measured" in sparsify.without_times and sparsify.without_times.count("| cannot say | not measured |") == 2
+    )
+    assert sparsify.added == sparsify.text
 
 
 def test_times_stand_beside_the_paper_s(sparsify: SimpleNamespace) -> None:
