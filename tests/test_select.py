@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 from accelerate.state import AcceleratorState, GradientState
-from jobs import ROOT, records
+from jobs import ROOT, environment, records
 from ranks import run_two_ranks
 from sklearn.datasets import dump_svmlight_file
 
@@ -60,6 +61,18 @@ def runs(numbers, tmp_path_factory) -> Path:
 
 def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
+
+
+def test_the_command_chooses_what_one_process_does(runs):
+    folders = [runs / "one", runs / "command"]
+    arguments = [*json.loads((runs / "arguments.json").read_text()), f"--run_root={runs}", "--name=command"]
+    command = [sys.executable, "launch/select.py", *arguments, "--wandb_mode=disabled"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "features.csv, result.json and plots are in" in done.stdout
+    here, there = ([[f["column"] for f in one["features"]] for one in r["selections"]] for r in map(result, folders))
+    assert here == there
+    assert all((folder / "features.csv").exists() for folder in folders)
 
 
 def test_two_ranks_choose_what_one_process_does(runs, numbers):
@@ -224,8 +237,10 @@ def test_mistakes_end_with_one_sentence(numbers, tmp_path, capsys):
     assert "--n_features" in capsys.readouterr().out
 
 
-def test_the_script_does_not_hide_the_standard_library(monkeypatch):
+@pytest.mark.parametrize("entry", [str(ROOT / "launch"), "launch"])  # as python puts it, and as profilers do
+def test_the_script_does_not_hide_the_standard_library(monkeypatch, entry):
     """`launch` is the first entry of the path of every script in it, and torch imports `select`."""
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(entry)
     monkeypatch.delitem(sys.modules, "select")
     assert callable(importlib.import_module("select").select)
