@@ -7,7 +7,7 @@ STG       `stg.layers.FeatureSelector`, with its default sigma 0.5, is put in fr
           open. The package's own class only builds MLPs. Its survival analysis imports lifelines, which is not needed
           here and holds pandas back: an empty module stands in for it where it is not installed. Each count is
           searched for anew from 0.1, as in the paper. A lam that another count has led to is not trained twice, since
-          it would give the same, but counts with its full time; the time without that is kept as shared_seconds.
+          it would give the same; what it would take if it were is kept as seconds_alone.
           "STG packaged" is the same with the package's defaults for all training: Adam at 1e-5, weight decay 1e-3,
           batches of 100. A gate then moves by about 1e-5 in a step.
 LassoNet  has one hidden layer of 100, as by default, but minibatches of 256, 100 epochs, then 2 for each lambda, in

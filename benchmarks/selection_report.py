@@ -33,7 +33,6 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
         self.settings: dict[str, Any] = json.loads((folder / "counts.json").read_text())["settings"]
-        self.chosen: dict[str, list[float]] = defaultdict(list)  # features over those that were asked for
         self.accuracy: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         self.selections: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
         for path in sorted(folder.glob("*-*.json")):
@@ -44,7 +43,6 @@ class Results:
             else:
                 method, trial, count = path.stem.rsplit("-", 2)
                 self.accuracy[method][int(trial)][int(count)] = content["accuracy"]
-                self.chosen[method].append(content["chosen"] / int(count))
         self.counts = sorted({c for trials in self.accuracy.values() for trial in trials.values() for c in trial})
 
     def whole_trials(self, method: str) -> list[int]:

@@ -46,11 +46,6 @@ IMAGES = 50_000  # of CIFAR's training part: the paper counts in epochs
 VERDICTS = {True: "shown", False: "not shown", None: "cannot say"}
 TIMES_HEAD, BARS_HEAD = "## Training time", "## Bars"
 CLAIM_HEADS = ("the paper", "here", "numbers")
-HOW_RATES_WERE_CHOSEN = (
-    "ProbMask's rate is the one with the best accuracy after fine-tuning. BinMask's is the paper's own final rate, the "
-    "best before fine-tuning; after it the others differ by no more than a point. How far ProbMask is below its "
-    "fine-tuned self depends on its rate."
-)
 MASK_BEFORE_FINETUNING = (
     "ProbMask is evaluated here with its most probable weights, as many as the target says, and not with a mask that "
     "is drawn, as its authors do; the paper ascribes the drop to resampled masks. So the two need not be equal in size."
@@ -75,8 +70,10 @@ def with_times(options: argparse.Namespace) -> str:
     times = [read_times(path) for path in options.times]
     if not times:
         raise RunError("give the folders of finished runs, or --times to put into the document that is there")
-    start, _, rest = options.document.read_text().partition(f"\n\n{TIMES_HEAD}\n\n")
-    _, _, end = rest.partition(f"\n\n{BARS_HEAD}\n\n")
+    start, times_head, rest = options.document.read_text().partition(f"\n\n{TIMES_HEAD}\n\n")
+    _, bars_head, end = rest.partition(f"\n\n{BARS_HEAD}\n\n")
+    if not (times_head and bars_head):
+        raise RunError(f"{options.document} is no document of this command; make it from runs first")
     for claim in findings.time_claims(times):
         row = table(CLAIM_HEADS, [claim_row(claim)]).splitlines()[-1]
         end = re.sub(rf"^\| {re.escape(claim.question)} \|.*$", lambda _, row=row: row, end, flags=re.MULTILINE)
@@ -186,7 +183,7 @@ def tuning_table(folder: str) -> list[str]:
         part = f"the images of {Path(tried[0].config['test_split']).stem}"
     head = ("method", "rate of its masks", "sparsity (%)", "before fine-tuning", "after fine-tuning")
     told = f"Runs by which rates were chosen, accuracy (%) on {part}: {where(trials)}"
-    return [paragraph(told), table(head, rows), paragraph(HOW_RATES_WERE_CHOSEN)]
+    return [paragraph(told), table(head, rows)]
 
 
 # accuracy

@@ -5,7 +5,7 @@
 Every round takes a few steps of every variant in turn, on a machine that may be shared and noisy. A step is forward
 and backward pass, and update. Ratios to dense are of two kinds:
 
-    whole steps   the median over rounds of the variant's steps over dense's in the same round; the bars are for these
+    whole steps   the median of the variant's steps over dense's steps of the same round; the bars are for these
     by update     (passes + update of the variant) / (passes + update of dense), by medians. The passes are the very
                   same code in all variants but one, so their median is taken over all of those: less noise, but what
                   a variant does to the caches of the passes after it is not seen
@@ -249,9 +249,10 @@ def print_table(rows: list[dict]) -> None:
                 "warm-up": ratios["warm-up"] < 1.005,
             }
             missed = ", ".join(name for name, is_met in met.items() if not is_met)
+            verdict = ("missed: " + missed if missed else "all met") if kind == "whole" else ""
             start = f"{row['network']:<11}{row['ranks']:>6}{row['batch']:>6}{row['rounds']:>7}{row['dense_ms']:>10.1f}"
             numbers = "".join(f"{ratios[variant]:>13.3f}" for variant in VARIANTS[1:])
-            print(f"{start}{numbers}{row['bar']:>7.2f}  {'missed: ' + missed if missed else 'all met'}")
+            print(f"{start}{numbers}{row['bar']:>7.2f}  {verdict}".rstrip())
 
 
 def main() -> None:

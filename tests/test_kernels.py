@@ -192,12 +192,12 @@ for compiled in (True, False):
     model = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
     binmask = binmask_dist.patch(
         model, torch.optim.SGD(model.parameters(), lr=0.1),
-        lam=1e-3, epochs=1, warmup=0.0, mask_lr=0.05, compile=compiled,
+        lam=1e-3, epochs=2, warmup=0.5, mask_lr=0.05, compile=compiled,
     )
-    binmask.set_epoch(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(20):
+        for step in range(25):
+            binmask.set_epoch(step // 5)
             model(torch.ones(16, 8) * step).square().mean().backward()
             binmask.step()
             binmask.zero_grad()

@@ -205,9 +205,9 @@ def test_a_model_may_have_the_names_that_wrappers_have():
     model = nn.Sequential()
     model.add_module("module", nn.Linear(6, 6))
     binmask = binmask_dist.patch(model, sgd(model), **MASK)
-    average = AveragedModel(model)
     binmask.apply_masks_(model)
-    binmask.apply_masks_(average.module)
+    binmask.apply_masks_(AveragedModel(model))
+    binmask.apply_masks_(AveragedModel(AveragedModel(model)))
 
 
 def test_the_model_stays_ordinary():

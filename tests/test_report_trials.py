@@ -5,6 +5,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,14 @@ def test_an_archive_holds_what_a_report_needs(tmp_path: Path) -> None:
     for ours, theirs in zip(packed.used, whole.used, strict=True):
         assert (ours.config, ours.result, ours.epochs) == (theirs.config, theirs.result, theirs.epochs)
         assert ours.source.endswith(f"trials/{Path(theirs.source).name}")
+    for paths, message in (
+        ([str(file)], "an archive is made of run folders alone"),
+        ([str(run_folders.write_sweep(tmp_path / "b", (1e-4,), (0,))), str(sweep)], ""),
+        ([str(run_folders.write_sweep(tmp_path / "c", (1e-6,), (0,), epochs=9)), str(sweep)], "have the same place"),
+    ):
+        other = parse_options([*paths, "--archive", str(tmp_path / "other.zip")])
+        with pytest.raises(RunError, match=message) if message else nullcontext():
+            make_report(other)
     make_report(parse_options([str(file), "--output", str(tmp_path / "report")]))
     assert (tmp_path / "report" / "report.html").exists()
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import binmask_dist
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.loop import Interrupted
+from binmask_dist.training.loop import Interrupted, Loop
 from binmask_dist.training.main import accelerator_for
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.tasks.base import RunError
@@ -229,17 +229,22 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(tmp_path: Pa
 
 def test_the_best_epoch_is_one_that_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for a while: the run ends with the best of the epochs that are there, or with the last."""
-    write = Checkpoints._write
+    write, look = Checkpoints._write, Loop._look_for_the_best
     full = {"until": 0}
 
     def sometimes(self: Checkpoints, path: Path, extra: dict) -> bool:
-        return False if path.name == "best" and extra["epoch"] <= full["until"] else write(self, path, extra)
+        is_full = path.name.startswith("best") and extra["epoch"] <= full["until"]
+        return False if is_full else write(self, path, extra)
+
+    def falling(self: Loop, record: dict) -> None:
+        look(self, {**record, "test_accuracy": -record["epoch"]})
 
     monkeypatch.setattr(Checkpoints, "_write", sometimes)
-    for name, full["until"] in (("never", 99), ("late", 2)):
+    monkeypatch.setattr(Loop, "_look_for_the_best", falling)
+    for name, full["until"], expected in (("late", 1, 1), ("never", 99, 2)):
         folder = train_here(tmp_path, name, patience=3)
-        accuracies = [record["test_accuracy"] for record in records(folder)]
-        assert result(folder)["test_accuracy"] == accuracies[-1]  # the third, and the only one that could be written
+        assert result(folder)["test_loss"] == records(folder)[expected]["test_loss"]
+        assert len(list(folder.glob("checkpoints/best-*"))) == (1 if name == "late" else 0)
 
 
 LONELY = """

@@ -258,8 +258,7 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
     for name, keys in index["entries"].items():
         wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
-    for section in (index["flips"], index["extra"], *(group["settings"] for group in index["groups"])):
-        len(section)
+    index["flips"], index["extra"], [group["settings"] for group in index["groups"]]  # are there, or a KeyError
     for name, tensor in _outside_the_optimizer(binmask, where):
         wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
     for entry in stored.files:

@@ -188,16 +188,17 @@ def _add_up(function: Callable, pieces: Iterable[Row], extra: tuple) -> Tensor |
 
 @functools.cache
 def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=True, fullgraph=True, options=ONE_LOOP)
+    # A limit of its own for each U: torch would count the graphs of all that have the same code together.
+    options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "isolate_recompiles": True}
+    return torch.compile(function, options=ONE_LOOP, **options)
 
 
 @functools.cache
 def _compiled_with(function: Callable, update: Callable) -> Callable:
-    # A function of its own for each U: torch.compile would count them all as recompilations of one.
     def with_update(*arguments: Tensor) -> Tensor | None:
         return function(update, *arguments)
 
-    return torch.compile(with_update, dynamic=True, fullgraph=True, options=ONE_LOOP)
+    return _compiled(with_update)
 
 
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step

@@ -76,6 +76,7 @@ class BinMask(MaskedOptimizer):
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
         learns = group["learning"] and not group["frozen"]
+        update = known_update(self.inner, group) if group["compile"] else None
         steps: dict[tuple[type[Step], int, float], Step] = {}  # one in nearly every group
         for param in group["params"]:
             if param.grad is None:
@@ -90,7 +91,8 @@ class BinMask(MaskedOptimizer):
                 kind = WarmupStep
             if "latent" not in state and kind is not WarmupStep:
                 state = make_state(param, group, self.model)
-            number, update_number = int(state.get("latent_step", 0)) + 1, float(state.get("step", 0)) + 1
+            number = int(state.get("latent_step", 0)) + 1
+            update_number = float(state.get("step", 0)) + 1 if update else 0.0  # it may lie on another device
             key = (kind, number, update_number)
             if key not in steps:
                 scalars = algorithm.Scalars(
@@ -102,7 +104,7 @@ class BinMask(MaskedOptimizer):
                     alpha1=group["alpha1"],
                     clip=clip,
                 )
-                steps[key] = kind(group, scalars, learns, known_update(self.inner, group), update_number)
+                steps[key] = kind(group, scalars, learns, update, update_number)
             steps[key].add(param, state)
         return steps.values()
 

@@ -151,9 +151,11 @@ def _local_latent(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None
 def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
     """Mask another copy of the model, whatever wraps it."""
     reshard(model)
-    named = dict(model.named_parameters())
-    params = {**{_bare_name(name): param for name, param in named.items()}, **named}  # a model's own name comes first
+    params = dict(model.named_parameters())
     gathered = masks(binmask)
+    # by their own names first: a model may itself have what wrappers put in front
+    while not gathered.keys() <= params.keys() and any(name.startswith(WRAPPERS) for name in params):
+        params = {_without_wrapper(name): param for name, param in params.items()}
     missing = sorted(set(gathered) - set(params))
     if missing:
         raise ValueError(f"the model has no parameter {missing[0]!r}, which is masked; give a copy of the same model")
@@ -164,11 +166,11 @@ def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
         param.mul_(mask.to(param.device))
 
 
-def _bare_name(name: str) -> str:
-    """Without what DDP, AveragedModel and torch.compile put in front."""
-    while name.startswith(("module.", "_orig_mod.")):
-        name = name.split(".", 1)[1]
-    return name
+WRAPPERS = ("module.", "_orig_mod.")  # what DDP, AveragedModel and torch.compile put in front of names
+
+
+def _without_wrapper(name: str) -> str:
+    return name.split(".", 1)[1] if name.startswith(WRAPPERS) else name
 
 
 def check_sync(binmask: "MaskedOptimizer") -> None:

@@ -66,7 +66,7 @@ class Step(ABC):
         group: dict[str, Any],
         scalars: Scalars,
         learns: bool,
-        update: KnownUpdate | None = None,
+        update: KnownUpdate | None = None,  # if the step is compiled
         update_step: float = 0.0,  # which step of U this is, where it counts
     ) -> None:
         self.group = group
@@ -99,9 +99,9 @@ class Step(ABC):
     def _compiled_update(self) -> KnownUpdate | None:
         """U, if it is known, compiled, and has made its state in a first step of its own."""
         update = self.update
-        if update is None or not self.group["compile"]:
+        if update is None or not all(key in state for state in self.states for key in update.keys):
             return None
-        return update if all(key in state for state in self.states for key in update.keys) else None
+        return update
 
     def _rows_of_update(self, update: KnownUpdate) -> list[list[Tensor]]:
         """(p, what U keeps...) of each parameter."""

@@ -72,7 +72,9 @@ def make_report(options: ReportOptions) -> str:
     analysis = analyse(trials, options.metric, options.sparsities)
     first = options.paths[0]
     name = Path(first.removeprefix("wandb:")).resolve().name
-    folder = Path(options.output or (Path(first) / "report" if Path(first).is_dir() else f"report-{Path(name).stem}"))
+    folder = Path(
+        options.output or (Path(first) / "report" if Path(first).is_dir() else f"report-{name.removesuffix('.zip')}")
+    )
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawings = [
         write_figures(folder / "figures", draw(each), _prefix(analysis, i)) for i, each in enumerate(analysis.problems)

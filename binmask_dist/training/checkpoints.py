@@ -1,7 +1,7 @@
 """The checkpoints of a run: written at intervals, the oldest removed, the newest good one found again.
 
-Each lies in a folder of its own, `checkpoints/step-00000420`, and counts only once it holds `checkpoint.json`, which is
-written last. So a kill at any moment, or a full disk, leaves the ones before.
+Each lies in a folder of its own, `checkpoints/step-00000420` (`best-` for early stopping), and counts only once it has
+`checkpoint.json`, which is written last. So a kill at any moment, or a full disk, leaves the ones before.
 """
 
 import shutil
@@ -18,8 +18,6 @@ from binmask_dist.engines.checkpoint import INDEX
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.tasks.base import RunError
 
-BEST = "best"
-
 
 class Checkpoints:
     """Every process calls; the main one writes."""
@@ -35,22 +33,17 @@ class Checkpoints:
 
     def save(self, step: int, extra: dict[str, Any]) -> bool:
         """Whether it could be written; if not, the run goes on with the ones before."""
-        saved = self._write(self.folder / f"step-{step:08}", extra)
-        if saved and self.accelerator.is_main_process:
-            kept = self._complete()[-self.keep :]
-            for other in set(self.folder.glob("step-*")).difference(kept):  # old ones, and what a kill has left
-                remove(other)
-        return saved
+        return self._add("step", step, self.keep, extra)
 
-    def save_best(self, extra: dict[str, Any]) -> bool:
-        return self._write(self.folder / BEST, extra)
+    def save_best(self, step: int, extra: dict[str, Any]) -> bool:
+        return self._add("best", step, 1, extra)
 
     def load_newest(self) -> dict[str, Any] | None:
         """Load the newest that can be read, and return its extra; None if there is none at all."""
-        return self._load(list(reversed(self._complete())))
+        return self._load(list(reversed(self._complete("step"))))
 
     def load_best(self) -> None:
-        self._load([self.folder / BEST])
+        self._load(self._complete("best")[-1:])
 
     def check_space(self, bytes_per_checkpoint: int) -> None:
         """Raise now rather than at the first checkpoint."""
@@ -63,6 +56,14 @@ class Checkpoints:
                 "free some, or point --run_root to another disk"
             )
 
+    def _add(self, kind: str, step: int, keep: int, extra: dict[str, Any]) -> bool:
+        saved = self._write(self.folder / f"{kind}-{step:08}", extra)
+        if saved and self.accelerator.is_main_process:
+            kept = self._complete(kind)[-keep:]
+            for other in set(self.folder.glob(f"{kind}-*")).difference(kept):  # old ones, and what a kill has left
+                remove(other)
+        return saved
+
     def _write(self, path: Path, extra: dict[str, Any]) -> bool:
         try:
             self._all_or_nobody(lambda: self.average.save(path, self.accelerator) if self.average else None)
@@ -70,8 +71,7 @@ class Checkpoints:
         except CheckpointError as error:
             if self.accelerator.is_main_process:
                 warnings.warn(f"{error}; the run goes on, and the checkpoints before are kept", stacklevel=2)
-                if path.name != BEST:
-                    shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
             return False
         return True
 
@@ -100,8 +100,8 @@ class Checkpoints:
                     warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
         return None
 
-    def _complete(self) -> list[Path]:
-        return sorted(path.parent for path in self.folder.glob(f"step-*/{INDEX}"))
+    def _complete(self, kind: str) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob(f"{kind}-*/{INDEX}"))
 
 
 def remove(path: Path) -> None:

@@ -216,7 +216,8 @@ class Loop:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that changed nothing because a gradient was not finite. Under ZeRO the engine looks for them itself."""
+        """Steps that changed nothing because a gradient was not finite. ZeRO looks for them itself, and starts to count
+        anew with every start of the job."""
         return self.method.skipped_steps + getattr(self.model, "skipped_steps", 0)
 
     def _set_lam(self, lam: float) -> None:
@@ -261,7 +262,7 @@ class Loop:
         if position.best is None or value > position.best:
             before = position.best
             position.best, position.epochs_since_best = value, 0
-            if not self.checkpoints.save_best(asdict(position)):
+            if not self.checkpoints.save_best(position.step, asdict(position)):
                 position.best = before  # what could not be written cannot be gone back to
         else:
             position.epochs_since_best += 1
