@@ -47,7 +47,7 @@ NOTES = f"""\
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="folders that hold run folders, at any depth")
+    parser.add_argument("runs", nargs="+", help="folders that hold run folders, at any depth, or archives of them")
     parser.add_argument("--seeds", type=int, default=8, help="of a whole configuration; one with fewer is marked")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "regularisation.md")
     options = parser.parse_args(arguments)
@@ -101,10 +101,22 @@ def section(analysis: ProblemAnalysis, found: Sequence[Finding], seeds: int) -> 
         paragraph(protocol(analysis)),
         *partial_notes(analysis, seeds),
         markdown_rows(coefficient_table(analysis, (*NETWORKS, "logistic"))),
+        *before_masks_learnt(analysis),
         "With the coefficients that the validation part chooses:",
         chosen_table(analysis),
         answers,
     ]
+
+
+def before_masks_learnt(analysis: ProblemAnalysis) -> list[str]:
+    """Early stopping may take an epoch of the warm-up, or soon after it."""
+    trials = [trial for each in analysis.columns if each.method == "binmask" for trial in each.trials]
+    early = sum(trial.result["sparsity"] == 0 for trial in trials)
+    told = (
+        f"In {early} of the {len(trials)} trials of BinMask the epoch with the best validation AUC is one in which all "
+        "masks were still on: their L0 is that of a dense network."
+    )
+    return [paragraph(told)] if early else []
 
 
 def protocol(analysis: ProblemAnalysis) -> str:
