@@ -346,12 +346,19 @@ def regularise(tmp_path_factory: pytest.TempPathFactory, documents: SimpleNamesp
     folder = tmp_path_factory.mktemp("regularise")
     good = write_regularise(folder / "runs" / "good")
     bad = write_regularise(folder / "runs" / "bad", binmask=-0.05, dataset="data/b_table.npz")
+    for seed in range(3):
+        change(bad / "binmask" / "trials" / f"1-{seed}", sparsity=0.0)
     document = folder / "docs" / "document.md"
     documents.regularisation.main([str(folder / "runs"), "--seeds", "4", "--document", str(document)])
     text = document.read_text()
     assert str(folder) not in text
     parts = {part.split("\n")[0]: part for part in text.split("\n## ")}
     return SimpleNamespace(good=good, bad=bad, text=text, parts=parts)
+
+
+def test_trials_that_were_stopped_before_masks_learnt_are_counted(regularise: SimpleNamespace) -> None:
+    told = r"In 3 of the \d+ trials of BinMask the epoch with the best validation AUC"
+    assert re.search(told, regularise.parts["b_table"]) and not re.search("In . of the", regularise.parts["a_table"])
 
 
 def rows_of(part: str, metric: str) -> dict[str, list[str]]:
