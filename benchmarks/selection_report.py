@@ -146,7 +146,6 @@ def accuracy_table(sets: list[Results]) -> list[str]:
     lines = [f"| data | counts | trials | {' | '.join(methods)} |", "| --- " * (len(methods) + 3) + "|"]
     for one in sets:
         means = {method: one.means(method) for method in one.methods}
-        best = max(means, key=lambda method: means[method].mean())
         cells = []
         for method in methods:
             if method not in means:
@@ -154,7 +153,7 @@ def accuracy_table(sets: list[Results]) -> list[str]:
                 continue
             mean, half = 100 * means[method].mean(), 100 * interval(means[method])
             text = f"{mean:.2f}" + (f" ± {half:.2f}" if np.isfinite(half) else "")
-            cells.append(f"**{text}**" if method == best else text)
+            cells.append(f"**{text}**" if method == one.best else text)
         trials = sorted({len(values) for values in means.values()})
         shown = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
         lines.append(f"| {one.name} | {one.counts[0]} to {one.counts[-1]} | {shown} | {' | '.join(cells)} |")

@@ -18,7 +18,7 @@ from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.table import Table, read_table
 from binmask_dist.training.environment import environment
 from binmask_dist.training.metrics_file import jsonable
-from binmask_dist.training.mistakes import made, told_in_a_sentence
+from binmask_dist.training.mistakes import made_or_told, told_in_a_sentence
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks.base import RunError
 from binmask_dist.training.tracking import Tracking
@@ -26,7 +26,7 @@ from binmask_dist.training.tracking import Tracking
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: SelectConfig) -> None:
-    accelerator = made(make_accelerator)
+    accelerator = made_or_told(make_accelerator)
     with told_in_a_sentence(accelerator):
         select(config, accelerator)
     accelerator.end_training()

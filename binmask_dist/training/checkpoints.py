@@ -43,7 +43,8 @@ class Checkpoints:
         return self._load(list(reversed(self._complete("step"))))
 
     def load_best(self) -> None:
-        self._load(self._complete("best")[-1:])
+        if self._load(self._complete("best")[-1:]) is None:
+            raise RunError(f"the best epoch is no longer in {self.folder}; run it again under another --name")
 
     def check_space(self, bytes_per_checkpoint: int) -> None:
         """Raise now rather than at the first checkpoint."""

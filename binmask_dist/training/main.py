@@ -13,7 +13,7 @@ from binmask_dist.training.environment import environment
 from binmask_dist.training.interruption import end_with_the_launcher
 from binmask_dist.training.loop import Interrupted, Loop
 from binmask_dist.training.metrics_file import jsonable
-from binmask_dist.training.mistakes import made, told_in_a_sentence
+from binmask_dist.training.mistakes import made_or_told, told_in_a_sentence
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
@@ -21,7 +21,7 @@ from binmask_dist.training.tasks.base import RunError
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
-    accelerator = made(lambda: accelerator_for(config))
+    accelerator = made_or_told(lambda: accelerator_for(config))
     if accelerator.num_processes == 1:
         end_with_the_launcher()
     try:

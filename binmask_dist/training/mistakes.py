@@ -16,7 +16,7 @@ TOLD = "binmask_dist: what the main process says is wrong"
 PATIENCE = timedelta(seconds=3)
 
 
-def made(make: Callable[[], Accelerator]) -> Accelerator:
+def made_or_told(make: Callable[[], Accelerator]) -> Accelerator:
     """The Accelerator; or the end of the process, with a sentence, if what was asked for does not run here."""
     try:
         return make()
