@@ -124,13 +124,34 @@ def test_compiled_is_identical_to_the_last_bit_with_adam_written_out(name):
     check_flips(binmask, reference)
 
 
-# with how many steps: training amplifies rounding until some flip comes a step later
+@torch.no_grad()
+def differs_by_rounding(binmask, model, reference):
+    """One step from the same state. Both then go on from the reference's: training would amplify what they round
+    differently, until some flip comes a step later, and how soon depends on the processor."""
+    products, masks = reference.products(), reference.masks()
+    for name, param in model.named_parameters():
+        state, product = binmask.state[param], products[name].detach()
+        pairs = [(state[key], value) for key, value in reference.optimizer.state[reference.weights[name]].items()]
+        same = torch.ones_like(param, dtype=torch.bool)
+        if name in masks and state["latent_step"] > 0:
+            latent, adam = reference.latents[name].detach(), reference.adam[name]
+            same = (state["latent"] >= 0) == masks[name]
+            assert (latent[~same].abs() < 1e-5).all(), name
+            pairs += [(state["weight"], reference.weights[name]), (state["latent"], latent)]
+            pairs += [(state["latent_exp_avg"], adam.m), (state["latent_exp_avg_sq"], adam.v)]
+        torch.testing.assert_close(param[same], product[same], rtol=1e-4, atol=1e-6)
+        param.copy_(product)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            ours.copy_(theirs)
+
+
 COMPILED_UPDATES = {
-    "sgd": (OPTIMIZERS["sgd"], 300),
-    "sgd-plain": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4), 120),
-    "sgd-dampened": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, dampening=0.5), 200),
-    "adam": (OPTIMIZERS["adam"], 150),
-    "adamw": (OPTIMIZERS["adamw"], 150),
+    "sgd": OPTIMIZERS["sgd"],
+    "sgd-plain": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4),
+    "sgd-dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, dampening=0.5),
+    "adam": OPTIMIZERS["adam"],
+    "adamw": OPTIMIZERS["adamw"],
 }
 
 
@@ -140,16 +161,10 @@ def test_an_update_that_is_compiled_too_differs_by_rounding_only(name, monkeypat
     ran = []
     function = kernels.learn_and_update_
     monkeypatch.setattr(kernels, "learn_and_update_", lambda *a: ran.append(function(*a)) or ran[-1])
-    make_optimizer, steps = COMPILED_UPDATES[name]
-    binmask, model, reference = walk(make_optimizer, compile=True, steps=steps)
-    assert sum(flips is not None for step in ran for flips in step) >= 3 * (steps - STEPS_PER_EPOCH - 1)
+    _, _, reference = walk(COMPILED_UPDATES[name], compile=True, compare=differs_by_rounding)
+    learning = (EPOCHS - 1) * STEPS_PER_EPOCH
+    assert sum(flips is not None for step in ran for flips in step) >= 3 * (learning - 1)
     assert sum(reference.flips) > 2000
-    theirs = reference.masks()
-    assert all(torch.equal(mask, theirs[name]) for name, mask in binmask.masks().items())
-    for name, param in model.named_parameters():
-        torch.testing.assert_close(param, reference.products()[name], rtol=1e-3, atol=1e-4)
-        for key, value in reference.optimizer.state[reference.weights[name]].items():
-            torch.testing.assert_close(binmask.state[param][key], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05])
@@ -159,7 +174,7 @@ def test_the_warm_up_is_the_plain_optimizer_compiled_or_not(name, max_grad_norm,
     ran = []
     function = kernels.update_
     monkeypatch.setattr(kernels, "update_", lambda *a: ran.append(function(*a)) or ran[-1])
-    make_optimizer, _ = COMPILED_UPDATES[name]
+    make_optimizer = COMPILED_UPDATES[name]
     model = small_network()
     plain, eager, compiled = (copy.deepcopy(model) for _ in range(3))
     optimizer = make_optimizer(plain.parameters())
@@ -205,10 +220,11 @@ def test_muon_inside():
     assert sum(reference.flips) > 1000
 
 
-def test_compiled_and_eager_end_with_the_same_masks():
+def test_compiled_and_eager_end_a_short_run_with_the_same_masks():
     """They round differently (torch's Adam fuses a multiply-add), which moves latents in the last bits only."""
-    results = [walk(OPTIMIZERS["sgd"], compile=compile) for compile in (False, True)]
+    results = [walk(OPTIMIZERS["sgd"], compile=compile, steps=60) for compile in (False, True)]
     (eager, eager_model, _), (compiled, compiled_model, _) = results
+    assert eager.flips().on_to_off > 1000
     for name, mask in eager.masks().items():
         assert torch.equal(mask, compiled.masks()[name])
     for ours, theirs in zip(eager_model.parameters(), compiled_model.parameters(), strict=True):

@@ -153,7 +153,7 @@ def learn_eagerly_(
     sizes: Sequence[int] = (),  # of the weights, if several lie end to end
 ) -> Tensor:
     """`learn_` with torch's fused Adam. Returns how many masks flipped."""
-    keep = _mask(latent, "mask before")
+    keep = mask(latent, "mask before")
     # in fp32, and in the latent's memory order, which the fused Adam takes for granted
     grad_b = torch.mul(grad.float(), weight.float(), out=scratch_like("grad_b", latent)).add_(keep, alpha=scalars.lam)
     beta1, beta2 = scalars.betas
@@ -182,7 +182,7 @@ def learn_eagerly_(
     grad.mul_(keep if scalars.clip == 1.0 else keep * scalars.clip)
     # count_nonzero takes three times as long; fp32 counts to 2^24
     exact = torch.float32 if latent.numel() <= 2**24 else torch.float64
-    return _mask(latent, "mask").sub_(keep).abs_().sum(dtype=exact).long()
+    return mask(latent, "mask").sub_(keep).abs_().sum(dtype=exact).long()
 
 
 def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
@@ -192,7 +192,7 @@ def mask_gradient_(grad: Tensor, latent: Tensor, scalars: Tensor) -> None:
 
 
 def mask_gradient_eagerly_(grad: Tensor, latent: Tensor, scalars: Scalars) -> None:
-    grad.mul_(_mask(latent)).mul_(scalars.clip)
+    grad.mul_(mask(latent)).mul_(scalars.clip)
 
 
 def product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
@@ -202,15 +202,15 @@ def product_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
 
 def product_eagerly_(param: Tensor, weight: Tensor, latent: Tensor) -> None:
     # 0 + W * b: a negative W times zero is -0.0, and a file full of random signs does not compress
-    torch.addcmul(weight.new_zeros(()), weight, _mask(latent).to(weight.dtype), out=param)
+    torch.addcmul(weight.new_zeros(()), weight, mask(latent).to(weight.dtype), out=param)
 
 
 def smooth_(smoothed: Tensor, latent: Tensor, gamma: float) -> None:
     """The smoothed mask of section 2.2, once b is known: gamma * smoothed + (1 - gamma) * b."""
-    smoothed.mul_(gamma).add_(_mask(latent), alpha=1 - gamma)
+    smoothed.mul_(gamma).add_(mask(latent), alpha=1 - gamma)
 
 
-def _mask(latent: Tensor, name: str = "mask") -> Tensor:
+def mask(latent: Tensor, name: str = "mask") -> Tensor:
     """b as floating point numbers: eager torch is several times slower on a mixture with bools."""
     return torch.ge(latent, 0, out=scratch_like(name, latent))
 

@@ -34,9 +34,9 @@ class Joined:
             [part for column in columns for part in self.tensors[column].split(self.sizes)],
         )
 
-    def count_by_row(self, bools: Tensor) -> list[Tensor]:
-        """How many are true, in the part of each row."""
-        return [part.sum() for part in bools.split(self.sizes)]
+    def sum_by_row(self, ones: Tensor) -> Sequence[Tensor]:
+        """How many ones there are among the zeros, in the part of each row."""
+        return torch.stack([part.sum() for part in ones.split(self.sizes)]).long().unbind()
 
 
 def together(rows: Sequence[Row | None]) -> Iterator[list[int]]:

@@ -100,11 +100,11 @@ def _for_each(
             results[first] = apply(rows[first], flat[first])
             continue
         joined = Joined([row for row in (flat[index] for index in batch) if row is not None])
-        was_on = joined.tensors[LATENT] >= 0 if counts_flips else None
+        before = algorithm.mask(joined.tensors[LATENT], "mask of rows before") if counts_flips else None
         results[first] = apply(joined.tensors, joined.tensors, joined.sizes)
-        if was_on is not None and results[first] is not None:
-            flipped = was_on ^ (joined.tensors[LATENT] >= 0)
-            for index, count in zip(batch, joined.count_by_row(flipped), strict=True):
+        if before is not None and results[first] is not None:
+            flipped = torch.ne(before, algorithm.mask(joined.tensors[LATENT]), out=before)
+            for index, count in zip(batch, joined.sum_by_row(flipped), strict=True):
                 results[index] = count
         if changes:
             joined.write_back(changes)
