@@ -1,6 +1,7 @@
 """Section 3.1 of the paper: BinMask against other methods of feature selection.
 
-    .venv/bin/python benchmarks/feature_selection.py --data shared/data --trials 3
+    .venv/bin/python -m pip install '.[benchmarks]'
+    .venv/bin/python benchmarks/feature_selection.py --data data --trials 3
 
 Every selection and every accuracy is a JSON file of its own under --results, written when it is done: the same command
 goes on where another was stopped. The table, the figure and the bars are made from these files, and --report makes
@@ -32,6 +33,7 @@ from torch import nn
 
 from binmask_dist.files import write_atomically
 from binmask_dist.networks import MLP, LeNet5
+from binmask_dist.report.archive import unpacked
 from binmask_dist.selection.fitting import Training
 from binmask_dist.selection.network import mlp
 from binmask_dist.selection.rows import Rows, Scaling
@@ -106,14 +108,16 @@ class Benchmark:
             "classes": self.classes,
             "epochs": data.training.epochs,
             "max_steps": data.max_steps,
-            "count_lam": 5e-4 if self.name.startswith(("gene_", "AP_")) else 1e-3,
+            "count_lam": 5e-4 if self.name.startswith(("gene_", "AP_", "AP-")) else 1e-3,
         }
 
 
 def load(name: str, options: argparse.Namespace) -> Benchmark:
     path = options.data / FILES[name] if name in FILES else Path(name)
-    ignore = ["split"] if path.name == "isolet.parquet" else options.ignore_columns
-    table = read_table(path, "" if name in FILES else options.target, ignore)
+    if name in FILES:
+        table = read_table(path, "", ["split"] if path.name == "isolet.parquet" else [])
+    else:
+        table = read_table(path, options.target, options.ignore_columns)
     classes, y = np.unique(table.y, return_inverse=True)
     x, test = table.x, None
     if name.startswith("MNIST"):
@@ -144,12 +148,10 @@ def select(benchmark: Benchmark, method: str, trial: int, counts: list[int], fol
     if not path.exists():
         data, _, _ = benchmark.trial(trial)
         torch.manual_seed(trial)
-        start = time.perf_counter()
+        start, of_processor = time.perf_counter(), time.process_time()
         choices = METHODS[method](data, counts, trial)
-        elapsed = time.perf_counter() - start
+        times = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - of_processor}
         selections = {count: {"columns": choice.columns, **choice.about} for count, choice in choices.items()}
-        alone = [choice.about["seconds"] for choice in choices.values() if "seconds" in choice.about]
-        times = {"seconds": elapsed, **({"seconds_alone": sum(alone)} if alone else {})}
         write(path, {**times, **place(), "selections": selections})
     saved = json.loads(path.read_text())["selections"]
     return {int(count): Choice(about.pop("columns"), about) for count, about in saved.items()}
@@ -234,7 +236,7 @@ def time_left(jobs: list[tuple[int, str]], seconds: dict[str, list[float]]) -> s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "shared" / "data", help="folder with the files")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with the files (data)")
     parser.add_argument("--datasets", nargs="+", default=list(FILES), help="names, or files of other data")
     parser.add_argument("--target", default="", help="target column of other files")
     parser.add_argument("--ignore_columns", nargs="+", default=[], help="columns of other files that are no features")
@@ -244,7 +246,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=0, help="0: the protocol's")
     parser.add_argument("--rows", type=int, default=0, help="training rows of MNIST; 0: all")
     parser.add_argument("--quick", action="store_true", help="one trial of five epochs on few rows: does it run?")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "feature_selection")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "results" / "feature_selection", help="folder; for --report also a zip"
+    )
     parser.add_argument("--report", action="store_true", help="only make the report, from the files that are there")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "feature_selection.md")
     options = parser.parse_args()
@@ -254,7 +258,8 @@ def main() -> None:
         options.document = options.results / "feature_selection.md"
     if not options.report:
         run(options)
-    selection_report.write(options.results, options.document)
+    is_archive = options.report and options.results.suffix == ".zip"
+    selection_report.write(unpacked(options.results) if is_archive else options.results, options.document)
 
 
 if __name__ == "__main__":

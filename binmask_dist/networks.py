@@ -3,6 +3,8 @@
 
     wide_resnet32   CIFAR, as ProbMask's authors define it: stages of 32, 64 and 128 channels
     vgg19_bn_32px   CIFAR, as ProbMask's authors define it: one linear layer after the convolutions
+                    (of both: no bias in the linear layer, which they write as a 1 x 1 convolution, and He's normal
+                    distribution by inputs for all weights)
     lenet5_bn       MNIST-CNN: batch normalisation after the convolutions
     mlp_bn          MNIST-MLP: 512 and 512 neurons, ReLU followed by batch normalisation
     mlp_tanh        all other tables: 64 and 20 neurons with tanh
@@ -49,7 +51,8 @@ class WideResNet32(nn.Sequential):
                 layers.append(BasicBlock(inputs, outputs, stride if block == 0 else 1))
                 inputs = outputs
         head = _dropping(nn.Flatten(), drop_rate)
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), head, nn.Linear(inputs, num_classes))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), head, nn.Linear(inputs, num_classes, bias=False))
+        _start_as_probmask(self)
 
 
 class VGG19(nn.Sequential):
@@ -63,7 +66,8 @@ class VGG19(nn.Sequential):
                 layers += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
-        super().__init__(*layers, _dropping(nn.Flatten(), drop_rate), nn.Linear(inputs, num_classes))
+        super().__init__(*layers, _dropping(nn.Flatten(), drop_rate), nn.Linear(inputs, num_classes, bias=False))
+        _start_as_probmask(self)
 
 
 class LeNet5(nn.Sequential):
@@ -103,6 +107,12 @@ class MLP(nn.Sequential):
                 layers.append(nn.BatchNorm1d(outputs))
             inputs = outputs
         super().__init__(*layers, nn.Linear(inputs, num_classes))
+
+
+def _start_as_probmask(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
 
 
 def _dropping(module: nn.Module, rate: float) -> nn.Module:

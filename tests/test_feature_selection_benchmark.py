@@ -100,7 +100,7 @@ def test_bars_turn_when_the_results_do(benchmark, tmp_path):
         for method, values in accuracies.items():
             for trial, accuracy in enumerate(values):
                 (folder / f"{method}-{trial}-5.json").write_text(json.dumps({"accuracy": accuracy, "chosen": 5}))
-                content = {"seconds": seconds[method], "selections": {}}
+                content = {"seconds": seconds[method], "processor_seconds": seconds[method], "selections": {}}
                 (folder / f"{method}-{trial}.json").write_text(json.dumps(content))
         return selection_report.Results(folder)
 
@@ -114,7 +114,7 @@ def test_bars_turn_when_the_results_do(benchmark, tmp_path):
     assert "first: best, 10.00 points above STG" in text
     assert "within: 6.00 points below STG, within its interval of ± 12.71" in text
     assert "below: 21.00 points below STG, outside its interval" in text
-    assert "faster than STG and LassoNet: on 2 of 3" in text
+    assert "faster than all of STG, STG packaged, LassoNet that were run: on 2 of 3" in text
     assert "within: STG 0.80 times BinMask's, LassoNet 1.20 times BinMask's" in text
 
 

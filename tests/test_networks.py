@@ -7,12 +7,12 @@ import torch
 import binmask_dist.networks as networks
 
 # By hand. wide_resnet32: 864 + 64; 10 * 9216 + 640; 18432 + 9 * 36864 + 1280 + 2048 + 128;
-# 73728 + 9 * 147456 + 2560 + 8192 + 256; 1290. vgg19: 20,018,880 in convolutions, 11,008 in norms, 5130.
+# 73728 + 9 * 147456 + 2560 + 8192 + 256; 1280. vgg19: 20,018,880 in convolutions, 11,008 in norms, 5120.
 # lenet5: 150 + 12; 2400 + 32; 48120; 10164; 850. mlp_bn: 401920 + 1024; 262656 + 1024; 5130.
 # mlp_tanh: 50240; 1300; 210.
 PARAMETERS = {
-    "wide_resnet32": 1_860_522,
-    "vgg19_bn_32px": 20_035_018,
+    "wide_resnet32": 1_860_512,
+    "vgg19_bn_32px": 20_035_008,
     "lenet5_bn": 61_728,
     "mlp_bn": 671_754,
     "mlp_tanh": 51_750,
@@ -41,6 +41,17 @@ def test_classes_channels_and_size(name: str) -> None:
     sizes = {} if name in ("wide_resnet32", "vgg19_bn_32px") else {"img_size": 32}
     model = timm.create_model(name, num_classes=7, in_chans=2, **sizes)
     assert model(torch.randn(2, 2, 32, 32)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["wide_resnet32", "vgg19_bn_32px"])
+def test_cifar_networks_start_as_in_probmasks_code(name: str) -> None:
+    torch.manual_seed(0)
+    for module in timm.create_model(name).modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+            inputs = module.weight[0].numel()
+            error = 1 / (2 * module.weight.numel()) ** 0.5  # of a standard deviation from so many numbers
+            assert module.bias is None
+            assert float(module.weight.detach().std()) == pytest.approx((2 / inputs) ** 0.5, rel=5 * error)
 
 
 def test_an_mlp_takes_a_flat_input_and_other_layers() -> None:

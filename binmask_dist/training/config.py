@@ -144,6 +144,10 @@ class TrainConfig:
             _check(target is None, f"method {method} has no target_sparsity; leave it out")
         is_steered = method == "binmask" and target is not None
         _check(not is_steered or self.lam > 0, "target_sparsity steers lam, which must start above zero")
+        _check(
+            method == "rigl" or target is None or not self.patience,
+            "patience goes back to an epoch of any sparsity, and target_sparsity is reached at the end; leave one out",
+        )
         _check(method != "dropout" or self.lam < 1, f"lam is the probability of dropout, below 1, not {self.lam}")
         for key in ("mask_interval", "mask_samples"):
             _check(getattr(self, key) > 0, f"{key} must be above zero, not {getattr(self, key)}")

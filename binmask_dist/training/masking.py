@@ -59,9 +59,9 @@ def settings(config: TrainConfig, steps: int, max_grad_norm: float | None) -> Se
 
 
 def check_engine(method: str, engine: DistributedType) -> None:
-    """Masks that are chosen among the weights of all layers need every weight whole."""
+    """Methods that compare weights, or draw numbers for them, need every weight whole."""
     if engine in SHARDING and method in METHODS and not METHODS[method].sharded:
         raise RunError(
-            f"the method {method} compares weights over whole layers, which {engine.value} cuts up; "
+            f"the method {method} needs every weight whole, and {engine.value} cuts them up; "
             "run it on one process or under DDP"
         )
