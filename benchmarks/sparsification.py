@@ -132,7 +132,7 @@ def scale_tables(study: Study) -> list[str]:
     config, result = first.config, first.result
     trained = max((record["step"] for record in first.epochs if record["phase"] == "train"), default=0)
     tuned = first.epochs[-1]["step"] - trained
-    batch = config["batch_size"] * config.get("accumulation", 1) * result.get("processes", 1)
+    batch = config["batch_size"]
     seen, tuned_on, full = trained * batch, tuned * batch, 300 * IMAGES
     lams = [setting_text(each.config["lam"]) for each in study.binmask]
     seeds = sorted({seed for each in study.configurations for seed in each.seeds})

@@ -1,6 +1,7 @@
 """The paper's protocols: every file is what the training command and W&B accept, says what the paper says, and runs."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from jobs import ROOT, options, result, train_here
+from safetensors.torch import load_file
 
 from binmask_dist import matching
 from binmask_dist.method import kernels
@@ -36,6 +38,10 @@ def trials(path: Path) -> list[TrainConfig]:
         given = options(**{key: choices[min(place, len(choices) - 1)] for key, choices in values.items()})
         found.append(parse_config([argument.replace("configs/", f"{ROOT}/configs/") for argument in arguments] + given))
     return found
+
+
+def one_of_each_method(path: Path) -> list[TrainConfig]:
+    return list({each.method: each for each in trials(path)}.values())
 
 
 def test_the_protocol_of_sparsification() -> None:
@@ -96,48 +102,52 @@ def test_wandb_accepts_the_sweep(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight images of 32 pixels with both data sets' label columns, and as many to test on."""
+    """Eight images of 32 pixels with both data sets' label columns and classes, and as many to test on."""
     folder = tmp_path_factory.mktemp("images") / "data"
     pixels = np.random.default_rng(0).integers(0, 255, (8, 32, 32, 3), dtype=np.uint8)
     labels = [0, 1, 2, 3] * 2
     rows = {"img": list(pixels), "label": labels, "fine_label": labels}
-    features = datasets.Features(
-        {"img": datasets.Image(), "label": datasets.Value("int64"), "fine_label": datasets.Value("int64")}
-    )
+    classes = {name: datasets.ClassLabel(num_classes=count) for name, count in (("label", 10), ("fine_label", 100))}
+    features = datasets.Features({"img": datasets.Image(), **classes})
     part = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict(train=part, test=part).save_to_disk(str(folder))
     return folder
 
 
-CASES = [*((path, "binmask") for path in SPARSIFY), (PAPER / "sparsify_resnet32_cifar10.yaml", "probmask")]
-CASES += [(PAPER / "small" / "sparsify.yaml", method) for method in ("dense", "magnitude", "rigl")]
+FULL = sorted(PAPER.glob("sweeps/sparsify_*.yaml"))
+CASES = [*((path, trials(path)[0]) for path in FULL)]
+CASES += [(path, each) for path in sorted(PAPER.glob("small/sweep_*.yaml")) for each in one_of_each_method(path)]
 
 
-@pytest.mark.parametrize(("path", "method"), CASES, ids=lambda value: getattr(value, "stem", value))
-def test_it_runs(path: Path, method: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sweep_of_sparsification_is_run() -> None:
+    assert len(FULL) == 12
+    assert {config.method for _, config in CASES} == {"binmask", "dense", "probmask", "magnitude", "rigl"}
+
+
+@pytest.mark.parametrize(("path", "config"), CASES, ids=lambda value: getattr(value, "stem", None) or value.method)
+def test_it_runs(
+    path: Path, config: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two steps and one of fine-tuning, without what takes long with large networks and is tested elsewhere."""
     monkeypatch.setattr(kernels, "compilation_is_off", lambda: True)
     monkeypatch.setattr(checkpoints, "save_checkpoint", lambda *_: None)
     monkeypatch.setattr(report, "WORTH_COMPRESSING", 0)
     monkeypatch.setattr(plots, "draw", lambda _: [])
-    given: dict[str, Any] = {**yaml.safe_load(path.read_text()), "dataset": str(images), "batch_size": 4, "workers": 0}
-    given |= {
-        "epochs": 2,
-        "steps_per_epoch": 1,
-        "finetune_epochs": 1,
-        "label_column": given.get("label_column", "label"),
-    }
-    given |= {"method": method, "input_columns": ("img",), "augment": ""}
-    if method not in ("binmask", "dense"):
-        given["target_sparsity"] = 0.5
-    if method == "probmask":
-        given["mask_samples"] = 2
-    figures = result(train_here(tmp_path, "run", **given))
-    assert figures["method"] == method
+    shorter = dict(batch_size=4, workers=0, epochs=2, steps_per_epoch=1, finetune_epochs=1, trackers=())
+    here = dict(dataset=str(images), test_split="test", input_columns=("img",))
+    here |= {"label_column": config.label_column or "label"}
+    given = asdict(config) | shorter | here
+    folder = train_here(tmp_path, "run", **{key: given[key] for key in given if key not in ("run_root", "name")})
+    figures = result(folder)
+    assert figures["method"] == config.method
     assert figures["steps"] == 3
+    assert json.loads((folder / "config.json").read_text())["clip"] == config.clip
+    classes = 100 if config.label_column == "fine_label" else 10
+    saved = load_file(folder / "model" / "model.safetensors")
+    assert any(tensor.shape[:1] == (classes,) for tensor in saved.values())
     assert 0 <= figures["before_finetuning"]["batch_statistics"]["test_accuracy"] <= 1
-    if method not in ("binmask", "dense"):
-        assert figures["sparsity"] == pytest.approx(0.5, abs=1e-3)
+    if config.target_sparsity:
+        assert figures["sparsity"] == pytest.approx(config.target_sparsity, abs=1e-3)
 
 
 def test_other_methods_are_matched_to_binmask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,8 +205,31 @@ def test_times_stand_beside_the_paper_s(sparsify: SimpleNamespace) -> None:
     )
     assert "| binmask | 2.15 | 1.075 (1.050 to 1.100) | 1.000 | 1.034 and 1.110 times dense |" in sparsify.text
     assert "| probmask, 2 masks | 4.20 | 2.100 (2.000 to 2.200) | 1.952 | 1.4 and 1.9 times BinMask |" in sparsify.text
-    assert re.search(r"times as long as dense \| shown \| test\\_resnet: 1.075", sparsify.text)
-    assert re.search(r"times as long as BinMask \| shown \| test\\_resnet, probmask, 2 masks: 1.952", sparsify.text)
+    told = r"times as long as dense \| cannot say \| test\\_resnet: 1.075 \(1.050 to 1.100\); wide\\_resnet32: not"
+    assert re.search(told, sparsify.text)
+    assert re.search(r"times as long as BinMask \| cannot say \| test\\_resnet: 1.952", sparsify.text)
+
+
+@pytest.mark.parametrize(
+    ("resnet", "vgg", "verdicts"),
+    [
+        ([1.02, 1.03, 1.033], [1.0, 1.1, 1.11], [True, True]),
+        ([1.04, 1.05, 1.06], [1.0, 1.1, 1.11], [False, True]),  # above the paper's in every round
+        ([1.02, 1.03, 1.05], [1.0, 1.1, 1.11], [None, True]),
+        ([1.02, 1.03, 1.033], None, [None, None]),
+    ],
+)
+def test_times_are_held_against_the_paper_s_on_its_own_networks(documents, resnet, vgg, verdicts) -> None:
+    ratios = {"wide_resnet32": resnet, "vgg19_bn_32px": vgg, "test_resnet": [9.0, 9.0, 9.0]}
+    times = [
+        {
+            "model": model,
+            "rows": {"binmask": {"over_dense": each}, "probmask, 2 masks": {"over_binmask": [2.0, 2.0, 2.0]}},
+        }
+        for model, each in ratios.items()
+        if each
+    ]
+    assert [finding.holds for finding in documents.bars.time_claims(times)] == verdicts
 
 
 def study(documents: SimpleNamespace, runs: Path) -> Any:

@@ -1,5 +1,6 @@
 """Runs that are killed, stopped, resumed, and started twice."""
 
+import fcntl
 import json
 import os
 import resource
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +185,37 @@ def test_resume_says_what_it_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds a run already; give another --name, or --resume"):
         train_here(tmp_path, "done", epochs=1)
     train_here(tmp_path, "done", epochs=1, resume="must", log_every=7)  # which changes nothing that is computed
+    config = json.loads((folder / "config.json").read_text())
+    del config["mask_samples"]  # a run from before there was such a key
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="has mask_samples = 1 and not 2"):
+        train_here(tmp_path, "done", epochs=1, resume="must", method="probmask", target_sparsity=0.5, mask_samples=2)
     train_here(tmp_path, "done", epochs=1, resume="must")  # finished: there is nothing to do
+
+
+def test_a_folder_whose_run_was_killed_before_it_began_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".lock").touch()
+    assert result(train_here(tmp_path, "killed", epochs=1))["steps"] == 22
+
+
+def test_processes_that_outlive_a_killed_run_are_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "held").mkdir()
+    lock = (tmp_path / "held" / ".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(1.0, lock.close).start()
+    assert result(train_here(tmp_path, "held", epochs=1, resume="auto"))["steps"] == 22
+
+
+def test_a_lost_average_is_passed_over(tmp_path: Path) -> None:
+    folder = train_here(tmp_path, "average", ema_decay=0.9)
+    whole = load_file(folder / "model" / "model.safetensors")
+    (folder / "result.json").unlink()
+    (checkpoints(folder)[-1].parent / "average.safetensors").write_bytes(b"cut off")
+    with pytest.warns(UserWarning, match=r"average.safetensors is missing or damaged.*the checkpoint before"):
+        train_here(tmp_path, "average", ema_decay=0.9, resume="must")
+    again = load_file(folder / "model" / "model.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:

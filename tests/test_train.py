@@ -199,6 +199,10 @@ def test_early_stopping_keeps_the_best_epoch(tmp_path: Path) -> None:
 def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the loss is NaN or inf at step .*; the last good checkpoint is kept"):
         train_here(tmp_path, "stop", lr=1e20)
+    # the only step of an epoch: its loss is finite, and what it leaves is not
+    with pytest.raises(RunError, match=r"the test loss is NaN or inf at step 1; the last good checkpoint is kept"):
+        train_here(tmp_path, "last", lr=1e20, steps_per_epoch=1)
+    assert not list((tmp_path / "last").glob("checkpoints/*"))
     with pytest.warns(UserWarning, match="a gradient is NaN or inf"):
         folder = train_here(tmp_path, "skip", lr=1e20, on_nan="skip", epochs=1)
     assert result(folder)["skipped_steps"] > 0
@@ -303,6 +307,7 @@ def parse_error(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--lam=much"], 'Parser key "lam": Expected a'),
         (["--epochs=0"], "epochs must be above zero, not 0"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
+        (["--target_sparsity=0.9", "--patience=3"], "patience goes back to an epoch of any sparsity"),
         (["--target_sparsity=0.9", "--lam=0"], "target_sparsity steers lam, which must start above zero"),
     ],
 )

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from binmask_dist import MaskedOptimizer
+from binmask_dist import CheckpointError, MaskedOptimizer
 from binmask_dist.files import replacing
 from binmask_dist.method.layout import reshard
 from binmask_dist.training.tasks.base import RunError
@@ -61,7 +62,12 @@ class Average:
                 save_file(whole, temporary)
 
     def load(self, folder: Path) -> None:
-        stored = load_file(folder / FILE)
+        try:
+            stored = load_file(folder / FILE)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / FILE} is missing or damaged: {error}") from error
+        if different := self.averages.keys() ^ stored.keys():
+            raise CheckpointError(f"{folder / FILE} is of another model: {min(different)} is in one of them alone")
         for name, value in self.averages.items():
             full = stored[name].to(value.device)
             if isinstance(value, DTensor):

@@ -25,7 +25,9 @@ class TrainConfig:
     )
     checkpoint_every: int = option(0, "steps between checkpoints; 0: at the end of every epoch")
     keep_checkpoints: int = option(2, "older checkpoints are removed")
-    on_nan: Literal["stop", "skip"] = option("stop", "what to do when the loss or a gradient is NaN or inf")
+    on_nan: Literal["stop", "skip"] = option(
+        "stop", "what to do when the loss is NaN or inf; a step whose gradients are not finite is always left out"
+    )
 
     task: Literal["image", "text", "lm", "tabular"] = option(
         "image", "classification of images, texts or table rows, or causal language modelling (lm)", section="the data"

@@ -1,5 +1,6 @@
 """The training loop: one for all tasks, models and engines."""
 
+import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -180,13 +181,16 @@ class Loop:
         return torch.stack(losses).mean()
 
     def _bad_loss(self, buffers: list[Tensor]) -> None:
-        if self.config.on_nan == "stop":
-            raise RunError(
-                f"the loss is NaN or inf at step {self.position.step}; the last good checkpoint is kept: go on from it "
-                "with --resume --on_nan skip, or start anew with a lower --lr or with --clip"
-            )
+        self._stop_if_asked("the loss")
         for buffer, before in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(before)  # running statistics that have seen a NaN stay NaN
+
+    def _stop_if_asked(self, what: str) -> None:
+        if self.config.on_nan == "stop":
+            raise RunError(
+                f"{what} is NaN or inf at step {self.position.step}; the last good checkpoint is kept: go on from it "
+                "with --resume --on_nan skip, or start anew with a lower --lr or with --clip"
+            )
 
     def _after_step(self) -> None:
         config, position = self.config, self.position
@@ -227,13 +231,16 @@ class Loop:
     def _end_epoch(self) -> None:
         position = self.position
         self._fold_loss()
+        judged = self._evaluate(self.judge, self.judge_loader)
+        if not math.isfinite(judged[f"{self.judge}_loss"]):  # the last step was too far, and must not be saved as good
+            self._stop_if_asked(f"the {self.judge} loss")
         record = {
             "kind": "epoch",
             "phase": "train" if position.epoch < self.config.epochs else "fine-tune",
             "epoch": position.epoch,
             "step": position.step,
             "train_loss": position.epoch_loss / self.steps_per_epoch,
-            **self._evaluate(self.judge, self.judge_loader),
+            **judged,
             **mask_record(self.method, position.flips or NO_FLIPS),
             "skipped_steps": self.skipped_steps,
             **memory_record(),

@@ -30,6 +30,9 @@ from binmask_dist.training.tasks.base import RunError
 FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "accumulation"}
 FREE |= {"compile", "mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
 
+LOCK = ".lock"
+LOCK_LIMIT, LOCK_INTERVAL = 8.0, 0.2  # seconds
+
 
 class RunFolder:
     """Every process has one; only the main one writes."""
@@ -86,8 +89,8 @@ def _choose(config: TrainConfig) -> Path:
     root = Path(config.run_root)
     if config.name:
         path = root / config.name
-        if config.resume == "never" and path.exists():
-            raise RunError(f"{path} holds a run already; give another --name, or --resume to go on with it")
+        if config.resume == "never":
+            _refuse_what_is_there(path)
         if config.resume == "must" and not (path / "config.json").exists():
             raise RunError(f"there is no run in {path} to go on with; leave out --resume to start one")
         return path
@@ -105,12 +108,11 @@ def _choose(config: TrainConfig) -> Path:
 
 
 def _take(path: Path, config: TrainConfig) -> IO:
-    path.mkdir(parents=True, exist_ok=config.resume != "never")
-    lock = (path / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunError(f"another process is at work in {path}; wait for it, or give another --name") from None
+    path.mkdir(parents=True, exist_ok=True)
+    lock = (path / LOCK).open("w")
+    _wait_for(lock, path)
+    if config.resume == "never":
+        _refuse_what_is_there(path)  # another process may have been there since it was chosen
     file = path / "config.json"
     if not file.exists():
         write_atomically(file, json.dumps(asdict(config), indent=2) + "\n")
@@ -120,7 +122,26 @@ def _take(path: Path, config: TrainConfig) -> IO:
     return lock
 
 
+def _refuse_what_is_there(path: Path) -> None:
+    """But for the lock, which is all that is left of a run that was killed before it began."""
+    if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+        raise RunError(f"{path} holds a run already; give another --name, or --resume to go on with it")
+
+
+def _wait_for(lock: IO, path: Path) -> None:
+    """Some seconds: processes that load data hold the lock of a run that was killed until they notice."""
+    for attempts_left in range(int(LOCK_LIMIT / LOCK_INTERVAL), -1, -1):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not attempts_left:
+                raise RunError(f"another process is at work in {path}; wait for it, or give another --name") from None
+            time.sleep(LOCK_INTERVAL)
+
+
 def _differences(file: Path, config: TrainConfig) -> list[tuple[str, Any, Any]]:
-    before, now = json.loads(file.read_text()), json.loads(json.dumps(asdict(config)))
+    """What is at its default in a configuration from before there was such a key is no difference."""
+    now, defaults = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
+    before = defaults | json.loads(file.read_text())
     keys = sorted((before.keys() | now.keys()) - FREE)
     return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]

@@ -51,11 +51,15 @@ def say(text: str) -> None:
 def make_trackers(folder: Path, config: TrainConfig, resume_step: int | None) -> list[Tracker]:
     """The trackers that the configuration names; raises `RunError` if one of them cannot work at all."""
     chosen: list[Tracker] = []
-    if "wandb" in config.trackers:
+    if "wandb" in config.trackers and _wandb_mode(config) != "disabled":
         chosen.append(Wandb(folder, config))
     if "tensorboard" in config.trackers:
         chosen.append(TensorBoard(folder, config, resume_step))
     return chosen
+
+
+def _wandb_mode(config: TrainConfig) -> str:
+    return config.wandb_mode if config.wandb_mode != "auto" else os.environ.get("WANDB_MODE", "auto")
 
 
 class Wandb:
@@ -66,7 +70,7 @@ class Wandb:
     def __init__(self, folder: Path, config: TrainConfig) -> None:
         self.folder = folder
         self.config = config
-        self.mode = config.wandb_mode if config.wandb_mode != "auto" else os.environ.get("WANDB_MODE", "auto")
+        self.mode = _wandb_mode(config)
         if self.mode == "online" and not _logged_in():
             raise RunError("W&B knows no API key: run `wandb login`, set WANDB_API_KEY, or give --wandb_mode offline")
 
