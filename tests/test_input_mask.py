@@ -177,6 +177,8 @@ def test_mistakes(arguments, message):
 def test_mistakes_of_patch():
     with pytest.raises(ValueError, match="no batch dimension"):
         InputMask((4, 4))(torch.ones(4, 4))
+    with pytest.raises(ValueError, match="does not fit inputs"):
+        InputMask((3, 4, 4))(torch.ones(2, 1, 4, 4))
     with pytest.raises(ValueError, match="cannot be excluded"):
         selecting(InputMask(24), exclude=["0.scale"])
     plain = nn.Linear(3, 2)

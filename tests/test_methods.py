@@ -397,7 +397,7 @@ def test_clipping_is_by_the_gradient_of_the_weights(name):
 def test_an_engine_that_cuts_weights_up_is_refused():
     for name in ("probmask", "magnitude", "rigl", "hard_concrete"):
         for engine in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-            with pytest.raises(RunError, match=f"{name} compares weights .* run it on one process or under DDP"):
+            with pytest.raises(RunError, match=f"{name} needs every weight whole.* run it on one process or under DDP"):
                 check_engine(name, engine)
         check_engine(name, DistributedType.MULTI_GPU)
     for name in ("binmask", "dense", "l1", "l2", "dropout"):

@@ -204,6 +204,13 @@ def test_tables_that_cannot_be_used(tmp_path):
     np.savez(tmp_path / "names.npz", q=np.ones((3, 2)), y=np.arange(3))
     with pytest.raises(RunError, match="one array with inputs, called x"):
         read_table(tmp_path / "names.npz")
+    for number, x in enumerate((np.ones(3), np.full((3, 2), "a"), np.ones((3, 2), complex))):
+        np.savez(tmp_path / f"x{number}.npz", x=x, y=np.arange(3))
+        with pytest.raises(RunError, match="must be a matrix of numbers"):
+            read_table(tmp_path / f"x{number}.npz")
+    np.savez(tmp_path / "bool.npz", x=np.eye(3, 2, dtype=bool), y=np.arange(3), names=np.array([b"p", b"q"]))
+    table = read_table(tmp_path / "bool.npz")
+    assert (table.x.sum(), table.names) == (2, ["p", "q"])
     np.savez(tmp_path / "rows.npz", x=np.ones((3, 2)), y=np.arange(4))
     with pytest.raises(RunError, match="3 rows of inputs and 4 targets"):
         read_table(tmp_path / "rows.npz")

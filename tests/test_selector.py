@@ -233,6 +233,10 @@ def test_scaling():
     assert Scaling.of(kept).apply(kept).toarray().tolist() == [[0.0, -1.0, 0.0], [0.5, 1.0, 0.0], [1.0, 0.0, 0.0]]
     assert kept.toarray().tolist() == x.tolist()
     assert Scaling.of(x).varies.tolist() == [True, True, False]
+    for factor in (1e-39, 1e300):
+        for extreme in (factor * x, sp.csr_matrix(factor * x)):
+            scaled = Scaling.of(extreme).apply(extreme)
+            assert np.abs(scaled.toarray() if sp.issparse(scaled) else scaled).max(axis=0).tolist() == [1.0, 1.0, 0.0]
 
 
 def test_large_sparse_tables_are_scaled_in_blocks(monkeypatch):
@@ -262,6 +266,15 @@ def test_cells_that_are_no_numbers(table, bad, kind):
     x[3, 4] = bad
     with pytest.raises(ValueError, match=r"contains (NaN|infinity)"):
         BinMaskSelector(**QUICK).fit(kind(x), table[1])
+
+
+def test_a_constant_column_is_not_chosen_however_short_the_training(table):
+    x, y = table
+    x = np.column_stack([np.ones(len(x)), x])
+    for scale in (True, False):
+        selector = BinMaskSelector(lam=1e-6, epochs=1, warmup=0.0, scale=scale, random_state=0)
+        assert not selector.fit(x, y).support_[0]
+        assert selector.support_[1:].any()
 
 
 def test_constant_and_duplicate_columns(table):

@@ -54,7 +54,10 @@ class InputMask(nn.Module):
         mask = self.mask
         if mask.dim() >= x.dim():
             raise ValueError(f"a mask of shape {tuple(mask.shape)} leaves no batch dimension in {tuple(x.shape)}")
-        return x * mask
+        masked = x * mask
+        if masked.shape != x.shape:
+            raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit inputs of shape {tuple(x.shape)}")
+        return masked
 
     def extra_repr(self) -> str:
         shape = self.scale.shape if self.groups is None else self.groups.shape

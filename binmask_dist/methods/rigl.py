@@ -7,6 +7,8 @@ of an update of the weights:
     drop the k with the smallest |W|
     grow the k with the largest |g| among those that are off then, from zero: one just dropped may be among them
 
+The authors' code differs in this: a weight that is dropped and grown in the same change keeps its value there.
+
 g = dL/dp is dense already. How many weights a layer gets follows Erdős-Rényi-Kernel: its density is proportional to
 sum(shape) / prod(shape), at most one, with the density of all layers together as asked for.
 """

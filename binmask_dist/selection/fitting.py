@@ -73,6 +73,7 @@ class Fitter:
         make_mask: Callable[[], InputMask],
         training: Training,
         *,
+        varies: np.ndarray,  # of each mask: those of constant features learn nothing, and count as off
         regression: bool,
         seed: int,
         verbose: bool = False,
@@ -82,6 +83,7 @@ class Fitter:
         self.make_network = make_network
         self.make_mask = make_mask
         self.training = training
+        self.varies = varies
         self.regression = regression
         self.seed = seed
         self.verbose = verbose
@@ -131,8 +133,8 @@ class Fitter:
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
             if self.log is not None:
-                self.log(self._record(lam, epoch, loss, _smoothed(binmask)))
-        return _smoothed(binmask)
+                self.log(self._record(lam, epoch, loss, self._smoothed(binmask)))
+        return self._smoothed(binmask)
 
     def _epoch(self, model: nn.Module, optimizer: Any, epoch: int, sparse: bool, accelerator: Accelerator) -> float:
         training = self.training
@@ -170,7 +172,6 @@ class Fitter:
             "undecided": undecided(smoothed),
         }
 
-
-def _smoothed(binmask: BinMask) -> np.ndarray:
-    (mask,) = binmask.smoothed_masks().values()
-    return mask.cpu().numpy().reshape(-1)
+    def _smoothed(self, binmask: BinMask) -> np.ndarray:
+        (mask,) = binmask.smoothed_masks().values()
+        return np.where(self.varies, mask.cpu().numpy().reshape(-1), np.float32(0))

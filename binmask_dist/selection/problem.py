@@ -109,6 +109,7 @@ class Problem:
             lambda: _make_network(network, self.features, outputs),
             self._make_mask,
             training,
+            varies=self.varies,
             regression=self.regression,
             seed=seed,
             verbose=verbose,

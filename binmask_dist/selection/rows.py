@@ -15,7 +15,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 from torch import Tensor
 
 Matrix = Any  # a numpy array, or a scipy CSR matrix
-BLOCK = 2**20  # cells of a sparse table that are worked on at a time, so that no second table is made on the way
+BLOCK = 2**20  # cells of a table that are worked on at a time, so that no second table is made on the way
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,23 @@ class Scaling:
         return self.width > 0
 
     def apply(self, x: Matrix) -> Matrix:
-        """As fp32, in memory of its own; constant features become zeros."""
-        factor = np.divide(1.0, self.width, out=np.zeros(len(self.width)), where=self.varies).astype(np.float32)
+        """As fp32, in memory of its own; constant features become zeros.
+
+        Worked out in fp64: fp32 knows neither 1e300 nor the inverse of 1e-39.
+        """
+        factor = np.divide(1.0, self.width, out=np.zeros(len(self.width)), where=self.varies)
         if sp.issparse(x):
-            data = x.data.astype(np.float32)
+            data = np.empty(len(x.data), dtype=np.float32)
             for first in range(0, len(data), BLOCK):
                 part = slice(first, first + BLOCK)
-                data[part] *= factor[x.indices[part]]
+                data[part] = x.data[part] * factor[x.indices[part]]
             return sp.csr_matrix((data, x.indices, x.indptr), shape=x.shape)
         scaled = np.empty(x.shape, dtype=np.float32)  # in rows, whatever order x has
-        np.subtract(x, self.low, out=scaled, casting="same_kind")
-        return np.multiply(scaled, factor, out=scaled)
+        rows = max(1, BLOCK // max(1, x.shape[1]))
+        for first in range(0, len(x), rows):
+            part = slice(first, first + rows)
+            scaled[part] = (x[part] - self.low) * factor
+        return scaled
 
 
 def _extremes(x: Matrix) -> tuple[np.ndarray, np.ndarray]:

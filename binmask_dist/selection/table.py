@@ -82,13 +82,17 @@ def _from_arrays(arrays: dict[str, Any], target: str, x: Any = None) -> Table:
         x = arrays[_one_of(arrays, USUAL_INPUTS, "inputs")]
     y = np.asarray(arrays[_target(list(arrays), target)]).ravel()
     x = x.tocsr() if sp.issparse(x) else np.asarray(x)
+    if x.ndim < 2 or x.dtype.kind not in "biuf":
+        raise RunError(f"the inputs must be a matrix of numbers, and not of shape {x.shape} and type {x.dtype}")
+    if x.dtype.kind == "b":
+        x = x.astype(np.uint8)
     if x.ndim > 2:
         x = x.reshape(len(x), -1)
     if x.shape[0] != len(y):
         raise RunError(f"there are {x.shape[0]} rows of inputs and {len(y)} targets")
     names = arrays.get("names")
     if names is not None and len(names) == x.shape[1] and names.dtype.kind in "US":
-        return Table(x, y, [str(name) for name in names])
+        return Table(x, y, names.astype(str).tolist())
     return Table(x, y, _numbered("feature", x.shape[1]))
 
 
