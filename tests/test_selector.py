@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
 from binmask_dist import BinMaskSelector, InputMask
-from binmask_dist.selection.network import MaskedLinear, behind_mask, mlp
+from binmask_dist.selection.network import MaskedLinear, behind_mask, is_row_by_row, mlp
 from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.rows import Rows, Scaling
 
@@ -224,6 +224,28 @@ def test_every_number_of_processes_draws_the_same_global_batches():
             assert sorted(whole.tolist()) == sorted(row for _, target, _ in ranks for row in target.tolist())
             for rank, (inputs, target, _) in enumerate(ranks):
                 assert inputs[:, 0].tolist() == target.tolist() and all(row % 3 == rank for row in target.tolist())
+
+
+def test_rows_that_are_twice_in_a_batch_are_computed_once():
+    rng = np.random.default_rng(0)
+    x, weight = rng.random((20, 3)).astype(np.float32), rng.random(20)
+    rows = Rows(x, np.arange(20), weight, (3,))
+    plain = list(rows.batches(7, 1, 16, 4, sparse=False))
+    merged = list(rows.batches(7, 1, 16, 4, sparse=False, merge=True))
+    assert len(plain) == len(merged) == 5
+    for (inputs, target, weights), (once, targets, sums) in zip(plain, merged, strict=True):
+        assert len(set(targets.tolist())) == len(targets) < len(target)
+        torch.testing.assert_close((inputs * weights[:, None]).sum(0), (once * sums[:, None]).sum(0))
+        assert torch.equal(torch.from_numpy(x)[targets], once)
+    whole = Rows(np.tile(x, (100, 1)), np.arange(2000), None, (3,))
+    assert all(weights is None for _, _, weights in whole.batches(7, 1, 16, 4, sparse=False, merge=True))
+
+
+def test_which_networks_take_rows_one_by_one():
+    assert is_row_by_row(mlp(5, 2)) and is_row_by_row(nn.Sequential(InputMask(5), mlp(5, 2)))
+    assert not is_row_by_row(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)))
+    assert not is_row_by_row(nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.5)))
+    assert not is_row_by_row(nn.Transformer(4, 1, 1, 1, 4))  # unknown
 
 
 def test_scaling():

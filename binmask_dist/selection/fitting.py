@@ -18,7 +18,7 @@ from binmask_dist.engines.accelerator import make_accelerator
 from binmask_dist.method.input_mask import InputMask
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.patch import patch
-from binmask_dist.selection.network import behind_mask
+from binmask_dist.selection.network import behind_mask, is_row_by_row
 from binmask_dist.selection.rows import Rows
 from binmask_dist.selection.search import Fit, undecided
 
@@ -103,6 +103,7 @@ class Fitter:
     def _train(self, lam: float, accelerator: Accelerator) -> np.ndarray:
         training = self.training
         model, sparse = behind_mask(self.make_network(), self.make_mask(), self.rows.example_shape)
+        merge = is_row_by_row(model)
         optimizer = torch.optim.SGD(
             model.parameters(),
             lr=training.lr,
@@ -129,17 +130,19 @@ class Fitter:
             binmask.set_epoch(epoch)
             for group in binmask.param_groups:
                 group["lr"] = training.rate(epoch)
-            loss = self._epoch(model, prepared, epoch, sparse, accelerator)
+            loss = self._epoch(model, prepared, epoch, accelerator, sparse=sparse, merge=merge)
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
             if self.log is not None:
                 self.log(self._record(lam, epoch, loss, self._smoothed(binmask)))
         return self._smoothed(binmask)
 
-    def _epoch(self, model: nn.Module, optimizer: Any, epoch: int, sparse: bool, accelerator: Accelerator) -> float:
+    def _epoch(
+        self, model: nn.Module, optimizer: Any, epoch: int, accelerator: Accelerator, *, sparse: bool, merge: bool
+    ) -> float:
         training = self.training
         total = torch.zeros((), device=accelerator.device)
-        batches = self.rows.batches(self.seed, epoch, training.batch_size, training.min_batches, sparse)
+        batches = self.rows.batches(self.seed, epoch, training.batch_size, training.min_batches, sparse, merge)
         count = 0
         for inputs, target, weight in batches:
             inputs, target = inputs.to(accelerator.device), target.to(accelerator.device)

@@ -36,6 +36,19 @@ class MaskedLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
+# what one row comes to does not depend on the other rows of its batch, nor on chance
+ROW_BY_ROW: tuple[type[nn.Module], ...] = (
+    *(MaskedLinear, InputMask, nn.Linear, nn.Conv1d, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity),
+    *(nn.LayerNorm, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU),
+)
+
+
+def is_row_by_row(model: nn.Module) -> bool:
+    """Whether a row that is twice in a batch may as well be there once with twice the weight: False if unknown."""
+    kinds = {type(module) for module in model.modules()}
+    return all(kind in ROW_BY_ROW or kind.forward is nn.Sequential.forward for kind in kinds)
+
+
 def behind_mask(network: nn.Module, mask: InputMask, example_shape: Sequence[int]) -> tuple[nn.Module, bool]:
     """The network with a mask in front, and whether it takes batches that are sparse."""
     if len(example_shape) == 1 and type(network).forward is nn.Sequential.forward:

@@ -94,18 +94,25 @@ class Rows:
         return max(1, -(-least * batch_size // self.count))
 
     def batches(
-        self, seed: int, epoch: int, batch_size: int, least: int, sparse: bool
+        self, seed: int, epoch: int, batch_size: int, least: int, sparse: bool, merge: bool = False
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """This process's part of every global batch of an epoch: inputs, targets, weights.
 
-        What is left of a last batch is dropped.
+        What is left of a last batch is dropped. `merge`: a row that is in a batch several times, as those of a small
+        table are, is given once, and so much more weight.
         """
         copies = self.copies(batch_size, least)
         batches = copies * self.count // batch_size
         order = np.random.default_rng((seed, epoch)).permutation(np.tile(np.arange(self.count), copies))
         for batch in order[: batches * batch_size].reshape(batches, batch_size):
             mine = batch[batch % self.world == self.rank]
+            times = None
+            if merge and copies > 1:
+                mine, counts = np.unique(mine, return_counts=True)
+                times = torch.from_numpy(counts.astype(np.float32))
             weight = None if self.weight is None else self.weight[mine]
+            if times is not None:
+                weight = times if weight is None else weight * times
             yield self._inputs(mine // self.world, sparse), self.target[mine], weight
 
     def _inputs(self, places: np.ndarray, sparse: bool) -> Tensor:
