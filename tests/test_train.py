@@ -32,6 +32,18 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return root / "short", done.stdout
 
 
+@pytest.mark.slow
+def test_the_job_without_arguments_is_sparse_and_accurate(tmp_path: Path) -> None:
+    """That of `make train`, but for where its folder lies."""
+    done = run(f"--run_root={tmp_path}", config="cpu2")
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    figures = result(folder)
+    assert figures["test_accuracy"] > 0.985
+    assert figures["sparsity"] >= 0.95
+    assert f"{100 * figures['test_accuracy']:.2f}%" in done.stdout and str(folder) in done.stdout
+
+
 def test_the_run_folder_is_complete(two_processes: tuple[Path, str]) -> None:
     folder, _ = two_processes
     names = {path.name for path in folder.iterdir()}
