@@ -55,7 +55,7 @@ def learn(task: Task, model: torch.nn.Module, passes: int = 3, lr: float = 1e-2)
     for _ in range(passes):
         total = []
         for batch in loaders(task)[0]:
-            loss = task.loss(model.train(), batch)
+            loss = task.learn(model.train(), batch)["loss"]
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -201,7 +201,7 @@ def test_label_smoothing_is_for_training_only(pictures: Path) -> None:
     batch = next(iter(loaders(plain)[1]))
     with torch.no_grad():
         logits = model(batch[0])
-        assert float(smooth.loss(model, batch)) == pytest.approx(
+        assert float(smooth.learn(model, batch)["loss"]) == pytest.approx(
             float(F.cross_entropy(logits, batch[1], label_smoothing=0.3))
         )
         assert torch.equal(smooth.measure(model, batch)["loss"], plain.measure(model, batch)["loss"])
@@ -415,7 +415,7 @@ def test_the_loss_is_the_mean_over_tokens(gpt2: Path, book: Path) -> None:
         rows = task.measure(model, batch)
         mean = rows["loss"].sum() / rows["tokens"].sum()
         assert rows["tokens"].tolist() == [6, 2]
-        assert float(task.loss(model, batch)) == pytest.approx(float(mean), rel=1e-5)
+        assert float(task.learn(model, batch)["loss"]) == pytest.approx(float(mean), rel=1e-5)
 
 
 def test_a_stream_of_language(gpt2: Path, book: Path) -> None:

@@ -42,8 +42,8 @@ class Position:
     epoch: int = 0  # over training and fine-tuning
     step_in_epoch: int = 0
     step: int = 0  # since the start
-    epoch_loss: float = 0.0  # sum over the steps of this epoch, mean over processes
-    interval_loss: float = 0.0  # the same since the last record of a step
+    epoch_sums: list[float] | None = None  # of `Loop.measured` over the steps of this epoch, mean over processes
+    interval_loss: float = 0.0  # the same of the loss, since the last record of a step
     seconds: float = 0.0
     flips: dict[str, int] | None = None  # `flips_so_far` at the start of this epoch
     steering: dict[str, Any] | None = None
@@ -101,7 +101,9 @@ class Loop:
         self.progress = Progress(self.epochs, self.steps_per_epoch, accelerator, self.position.step)
         self.interruption = Interruption()
         self.signal = 0
-        self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)  # not yet in the position
+        self.measured = ("loss", *task.training_metrics)  # of every step
+        # over steps that are not yet in the position
+        self.sums = torch.zeros(len(self.measured), dtype=torch.float64, device=accelerator.device)
         self.clock = time.perf_counter()
 
     def run(self) -> None:
@@ -153,32 +155,32 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         buffers = [buffer.clone() for buffer in self.model.buffers()] if config.on_nan == "skip" else []
-        loss = torch.zeros_like(self.loss)
+        means = torch.zeros_like(self.sums)
         for part in range(config.accumulation):
             batch = next(batches)
             seed_everything(config.seed, position.step, part, self.accelerator.process_index)
             with self.accelerator.accumulate(self.model):
-                part_loss = self._pass(batch)
+                of_part = self._pass(batch)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            loss += part_loss.detach() / config.accumulation
-        self.signal, is_bad = self.interruption.agree(~loss.isfinite())
+            means += of_part / config.accumulation
+        self.signal, is_bad = self.interruption.agree(~means[0].isfinite())
         if is_bad:
             self._bad_loss(buffers)
         else:
-            self.loss += loss
+            self.sums += means
 
     def _pass(self, batch: Batch) -> Tensor:
-        """Forwards and backwards, once for each of the masks that are drawn for a batch. Returns the mean loss."""
+        """Forwards and backwards, once for each of the masks that are drawn for a batch. Returns what was measured."""
         samples = self.config.mask_samples if self.position.epoch < self.config.epochs else 1  # then masks are fixed
-        losses = []
+        measured = []
         for sample in range(samples):
             if sample:
                 self.method.next_sample()
-            loss = self.task.loss(self.model, batch)
-            self.accelerator.backward(loss / samples if samples > 1 else loss)
-            losses.append(loss.detach())
-        return torch.stack(losses).mean()
+            means = self.task.learn(self.model, batch)
+            self.accelerator.backward(means["loss"] / samples if samples > 1 else means["loss"])
+            measured.append(torch.stack([means[name].detach() for name in self.measured]))
+        return torch.stack(measured).mean(dim=0) if samples > 1 else measured[0]
 
     def _bad_loss(self, buffers: list[Tensor]) -> None:
         self._stop_if_asked("the loss")
@@ -230,7 +232,7 @@ class Loop:
 
     def _end_epoch(self) -> None:
         position = self.position
-        self._fold_loss()
+        self._fold_sums()
         judged = self._evaluate(self.judge, self.judge_loader)
         if not math.isfinite(judged[f"{self.judge}_loss"]):  # the last step was too far, and must not be saved as good
             self._stop_if_asked(f"the {self.judge} loss")
@@ -239,7 +241,7 @@ class Loop:
             "phase": "train" if position.epoch < self.config.epochs else "fine-tune",
             "epoch": position.epoch,
             "step": position.step,
-            "train_loss": position.epoch_loss / self.steps_per_epoch,
+            **self._means_of_epoch(),
             **judged,
             **mask_record(self.method, position.flips or NO_FLIPS),
             "skipped_steps": self.skipped_steps,
@@ -248,7 +250,7 @@ class Loop:
         }
         self.tracking.log(record)
         self.progress.epoch(record)
-        position.epoch, position.step_in_epoch, position.epoch_loss = position.epoch + 1, 0, 0.0
+        position.epoch, position.step_in_epoch, position.epoch_sums = position.epoch + 1, 0, None
         if self.config.patience and record["phase"] == "train":
             self._look_for_the_best(record)
         if position.epoch == self.config.epochs and self.config.finetune_epochs:
@@ -314,7 +316,7 @@ class Loop:
             return self.task.save_model(self.bare_model, tie_again(self.bare_model, state), folder)
 
     def save(self) -> None:
-        self._fold_loss()
+        self._fold_sums()
         self._seconds()
         self.position.steering = asdict(self.steering) if self.steering else None
         self.position.loss_scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler else None
@@ -322,7 +324,7 @@ class Loop:
 
     def _log_step(self) -> None:
         position, group = self.position, self.method.masked_groups[0]
-        self._fold_loss()
+        self._fold_sums()
         (first, start), now = self.interval_start, time.perf_counter()
         steps, seconds = position.step - first, now - start
         self.interval_start = (position.step, now)  # so that the next interval contains what logging takes
@@ -342,12 +344,18 @@ class Loop:
         )
         position.interval_loss = 0.0
 
-    def _fold_loss(self) -> None:
+    def _fold_sums(self) -> None:
         """Add what each process has summed up to the position, which all of them share."""
-        mean = float(self.accelerator.reduce(self.loss, "mean"))
-        self.position.epoch_loss += mean
-        self.position.interval_loss += mean
-        self.loss = torch.zeros_like(self.loss)
+        new = self.accelerator.reduce(self.sums, "mean").tolist()
+        before = self.position.epoch_sums or [0.0] * len(new)
+        self.position.epoch_sums = [old + more for old, more in zip(before, new, strict=True)]
+        self.position.interval_loss += new[0]
+        self.sums = torch.zeros_like(self.sums)
+
+    def _means_of_epoch(self) -> dict[str, float]:
+        """While the weights changed, and with what is random in training: not what the weights at its end come to."""
+        sums = self.position.epoch_sums or []
+        return {f"train_{name}": value / self.steps_per_epoch for name, value in zip(self.measured, sums, strict=True)}
 
     def _seconds(self) -> float:
         now = time.perf_counter()

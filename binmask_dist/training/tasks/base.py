@@ -29,6 +29,7 @@ class Task(ABC):
     measures_training: bool = False  # whether the closing figures are also those of the training data
     collate: Callable[[list], Batch] | None = None  # None: torch's default
     metrics: tuple[str, ...]  # what can be watched by early stopping
+    training_metrics: tuple[str, ...] = ()  # what `learn` measures beside the loss
 
     @property
     def metric(self) -> str:
@@ -43,8 +44,8 @@ class Task(ABC):
         """The model that was asked for, sized for the data."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a training batch."""
+    def learn(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The mean `loss` of a training batch, and the mean of each of `training_metrics`."""
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from binmask_dist.training.tasks.base import Batch, RunError, Task
 class Classification(Task):
     """Loads the data and numbers the classes; what the model is given and answers is up to the kind of input."""
 
+    training_metrics = ("accuracy",)
+
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.data = load_data(config)
@@ -34,9 +36,10 @@ class Classification(Task):
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and class numbers."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def learn(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, labels = self.predict(model, batch)
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+        return {"loss": loss, "accuracy": (logits.detach().argmax(dim=-1) == labels).float().mean()}
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, labels = self.predict(model, batch)

@@ -55,9 +55,10 @@ class LanguageModelling(Task):
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         return {"input_ids": pad(blocks), "attention_mask": pad(ones)}
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def learn(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, targets = self._predict(model, batch)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=self.config.label_smoothing)
+        smoothing = self.config.label_smoothing
+        return {"loss": F.cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=smoothing)}
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, targets = self._predict(model, batch)
