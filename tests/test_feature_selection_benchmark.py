@@ -114,8 +114,9 @@ def test_bars_turn_when_the_results_do(benchmark, tmp_path):
     assert "first: best, 10.00 points above STG" in text
     assert "within: 6.00 points below STG, within its interval of ± 12.71" in text
     assert "below: 21.00 points below STG, outside its interval" in text
-    assert "faster than all of STG, STG packaged, LassoNet that were run: on 2 of 3" in text
-    assert "within: STG 0.80 times BinMask's, LassoNet 1.20 times BinMask's" in text
+    assert "selects in less time than STG: on 2 of 3 (bar: all)" in text
+    assert "selects in less time than LassoNet: on 3 of 3 (bar: all)" in text and "STG packaged" not in text
+    assert "within: STG 0.80, LassoNet 1.20 times BinMask's time" in text
 
 
 def test_a_search_for_one_count_is_replayed(benchmark):
