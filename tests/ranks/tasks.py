@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState
 
@@ -30,3 +31,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()

@@ -1,9 +1,11 @@
 """The small job that the distributed tests run, on one process and on two ranks of every engine."""
 
+import atexit
 import os
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -149,6 +151,13 @@ def whole_parameters(binmask) -> dict[str, torch.Tensor]:
         name: place.gather(None if place.holder is None else place.local(place.holder.detach()), torch.float32).clone()
         for name, place in where.items()
     }
+
+
+@atexit.register
+def leave() -> None:
+    """Threads of a process group that is still there when Python ends may end the process with an error."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def is_first_rank() -> bool:
