@@ -282,3 +282,4 @@ if __name__ == "__main__":
         if work.is_first_rank():
             (arguments.folder / f"{name}.json").write_text(json.dumps(outcome[name]))
             print(f"{name} done", flush=True)
+    work.leave()

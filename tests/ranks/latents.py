@@ -33,3 +33,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         raise
+    work.leave()

@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState
 
@@ -14,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import binmask_dist
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.main import train
+from ranks import work
 
 ENGINES = {"text": ("zero3",), "lm": ("fsdp2",), "tabular": ("zero2",)}  # by task
 
@@ -31,4 +31,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    torch.distributed.destroy_process_group()
+    work.leave()

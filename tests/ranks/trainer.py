@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from binmask_dist.integrations.hf_trainer import BinMaskCallback
 from ranks.engines import differences, snapshot
-from ranks.work import is_first_rank
+from ranks.work import is_first_rank, leave
 
 EXAMPLES, BATCH, EPOCHS = 96, 16, 4  # 6 steps an epoch
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -205,3 +205,4 @@ if __name__ == "__main__":
             raise
         if is_first_rank():
             (arguments.folder / f"{name}.json").write_text(json.dumps(outcome))
+    leave()
