@@ -1,4 +1,4 @@
-"""Takes the place of launch/train.py where a test is about the sweep: starts at once, and does what lr and seed say."""
+"""Takes the place of launch/train.py or another program where a test is about the sweep: does what lr and seed say."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ FAILING_SEED = 7  # until there is a file `mended` in the sweep folder
 
 if __name__ == "__main__":
     told = dict(word[2:].split("=", 1) for word in sys.argv[1:])
-    folder = Path(told["run_root"]) / told["name"]
+    folder = Path(told["folder"]) if "folder" in told else Path(told["run_root"]) / told["name"]
     with (folder / "starts").open("a") as file:
         print(os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
     if int(told["seed"]) == FAILING_SEED and not (folder.parent.parent / "mended").exists():

@@ -18,7 +18,7 @@ from binmask_dist.sweeps import devices, progress, sweep_file
 from binmask_dist.sweeps.commands import Launch, agent_command, read_launcher, with_free_port
 from binmask_dist.sweeps.main import main, parse_sweep
 from binmask_dist.sweeps.sweep_file import SweepError
-from binmask_dist.sweeps.trial import make_trials
+from binmask_dist.sweeps.trial import Trial, make_trials
 from binmask_dist.sweeps.worker import trial_environment
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.identity import trial_id
@@ -114,6 +114,42 @@ def test_a_trial_is_its_resolved_configuration(tmp_path: Path) -> None:
     assert trials[0].folder == tmp_path / "trials" / trials[0].id
 
 
+OWN = ["${env}", "${interpreter}", "${program}", "--words", "${folder}", "${args}"]
+
+
+def test_a_trial_of_another_program_is_what_that_is_told(tmp_path: Path) -> None:
+    def trial(root: str = "one", order: tuple[str, ...] = ("lr", "kind"), **changes: Any) -> Trial:
+        parameters = {key: {"value": {"lr": 0.1, "kind": "new"}[key]} for key in order}
+        content = {"command": OWN, "program": "tests/stand_in.py", "parameters": parameters, **changes}
+        (made,) = make_trials(sweep_file.read(write(tmp_path, **content)), tmp_path / root)
+        return made
+
+    first = trial()
+    own = ["--words", f"--folder={tmp_path}/one/trials/{first.id}", "--kind=new", "--lr=0.1"]
+    assert first.words(["python"], "some", "") == ["python", "tests/stand_in.py", *own]
+    assert first.name == "kind = new, lr = 0.1"
+    same = [trial(root="two"), trial(order=("kind", "lr")), trial(command=["env", "A=b", *OWN[1:]])]
+    assert {each.id for each in same} == {first.id}  # neither the place, nor the order, nor the launcher
+    other = [trial(program="tests/jobs.py"), trial(order=("lr",)), trial(command=[*OWN[:3], "--more", *OWN[4:]])]
+    assert len({first.id, *(each.id for each in other)}) == 4
+
+
+def test_an_agent_leaves_the_folder_to_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    (tmp_path / "wandb").mkdir()
+    content = {**GOOD, "command": OWN}
+    command = agents_command(content, {"lr": 0.1}, monkeypatch)
+    assert command == ["/usr/bin/env", "python", "launch/train.py", "--words", "--lr=0.1"]
+    assert command == agent_command(content, {"lr": 0.1}, interpreter="python").words
+
+
+def test_the_wandb_mode_of_another_program_is_its_own(tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path, command=OWN)
+    assert main(parse_sweep([str(path), "--folder", str(tmp_path), "--dry_run", "--wandb_mode=online"])) == 1
+    said = "error: --wandb_mode is for the training command; set WANDB_MODE, which launch/train.py inherits\n"
+    assert capsys.readouterr().err == said
+
+
 def test_what_a_trial_is_told_beyond_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its folder, to go on with what is there, and W&B's labels; no upload unless somebody asks for it."""
     monkeypatch.delenv("WANDB_MODE")
@@ -160,6 +196,11 @@ def test_what_a_trial_is_told_beyond_the_file(tmp_path: Path, monkeypatch: pytes
         (
             {"command": ["accelerate", "launch", "--config_file=no.yaml", "${program}", "${args}"]},
             "the command names no.yaml, which is not there",
+        ),
+        ({"command": ["${folder}", "${program}", "${args}"]}, "${folder} is for the program: put it behind ${program}"),
+        (
+            {"command": OWN, "parameters": {"folder": {"value": "x"}}},
+            "folder is no parameter: ${folder} in the command",
         ),
         ({"run_cap": "many"}, "run_cap must be a whole number above zero, not 'many'"),
     ],

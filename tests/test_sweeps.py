@@ -139,6 +139,24 @@ def test_a_failed_trial_stops_nothing_and_is_reported(tmp_path: Path, capsys: An
     assert sweep.ends() == [1, 1, 1]
 
 
+def test_a_program_that_is_told_its_folder(tmp_path: Path, capsys: Any) -> None:
+    """Nothing is known of it but its words: the same as for training, under the names of the parameters."""
+    sweep = Sweep(tmp_path, command=[*PLAIN, "${folder}"], seed=[7, 0], lr=[0.01])
+    assert sweep.run("--jobs=1") == 1
+    assert sweep.ends() == [0, 1]
+    out = capsys.readouterr().out
+    assert "lr = 0.01, seed = 7 failed with exit code 3; the end of " in out
+    assert "    error: seven is not a good seed\n" in out
+    assert "lr = 0.01, seed = 0 finished after 0:00:0" in out
+    assert sweep.run() == 1
+    (sweep.folder / "mended").touch()
+    assert sweep.run("--retry-failed") == 0
+    assert list(sweep.starts().values()) == [2, 1]
+    assert sweep.ends() == [1, 1]
+    words = f"{sys.executable} {STAND_IN} --lr=0.01 --seed=0 --folder={sweep.trials[1].folder}\n"
+    assert sweep.trials[1].log.read_text().endswith(words)
+
+
 def test_the_end_of_a_log_is_the_programs_own(tmp_path: Path) -> None:
     """`accelerate launch` ends with forty lines about a process that has said in one what is wrong."""
     (trial,) = Sweep(tmp_path, seed=[0]).trials

@@ -8,6 +8,8 @@ from typing import Any
 
 from binmask_dist.sweeps.sweep_file import SweepError
 
+FOLDER = "${folder}"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -20,16 +22,24 @@ class Command:
         return [*self.launcher, self.program, *self.arguments]
 
 
-def agent_command(content: dict[str, Any], setting: dict[str, Any], interpreter: str = sys.executable) -> Command:
-    """Raises SweepError for a command whose program is not told its parameters."""
+def agent_command(
+    content: dict[str, Any], setting: dict[str, Any], interpreter: str = sys.executable, folder: Path | None = None
+) -> Command:
+    """Without a folder it is an agent's: that drops macros which it does not know, and ${folder} is ours.
+
+    Raises SweepError for a command whose program is not told its parameters.
+    """
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     template = [str(word) for word in create_sweep_command(list(content.get("command", [])))]
     macros = create_sweep_command_args({"args": {key: {"value": value} for key, value in setting.items()}})
     macros |= {"env": ["/usr/bin/env"], "interpreter": [interpreter], "program": [content["program"]]}
+    macros["folder"] = [f"--folder={folder}"] if folder else []
     if "${program}" not in template or "${args}" not in template[template.index("${program}") :]:
         raise SweepError("the command of the sweep file must hold ${program} and, behind it, ${args}")
     place = template.index("${program}")
+    if FOLDER in template[:place]:
+        raise SweepError(f"{FOLDER} is for the program: put it behind ${{program}} in the command of the sweep file")
 
     def expand(words: list[str]) -> list[str]:
         return [part for word in words for part in (macros.get(word[2:-1], []) if _is_macro(word) else [word])]

@@ -1,6 +1,5 @@
 """The sweep command, top to bottom."""
 
-import os
 import shlex
 import sys
 from collections import Counter
@@ -87,7 +86,7 @@ def run_sweep(config: SweepConfig) -> int:
         launcher = with_free_port(launcher)
     devices = find_devices() if config.devices is None else [name for name in config.devices.split(",") if name]
     slots = make_slots(launch, config.jobs, devices, count_cores())
-    mode = _wandb_mode(config, trials[0])
+    mode = trials[0].wandb_mode(config.wandb_mode)
     if config.dry_run:
         for trial in trials:
             print(shlex.join(trial.words(launcher, sweep.name, mode)))
@@ -101,13 +100,6 @@ def run_sweep(config: SweepConfig) -> int:
     except OSError as error:
         raise SweepError(f"the sweep in {config.folder} cannot go on: {error.strerror}") from None
     return _report(config.folder, trials, number)
-
-
-def _wandb_mode(config: SweepConfig, trial: Trial) -> str:
-    """What trials are told beyond the sweep file: an upload is asked for, or does not happen."""
-    if config.wandb_mode:
-        return config.wandb_mode
-    return "offline" if trial.config.wandb_mode == "auto" and "WANDB_MODE" not in os.environ else ""
 
 
 def _opening(sweep: sweep_file.SweepFile, config: SweepConfig, trials: list[Trial], jobs: int) -> str:

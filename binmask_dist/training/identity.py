@@ -21,12 +21,12 @@ NO_PART_OF_A_TRIAL |= {"trackers", "wandb_mode", "project", "group", "tags"}
 
 
 def trial_id(config: Mapping[str, Any]) -> str:
-    return _digest(_settings(config), 12)
+    return digest(_settings(config), 12)
 
 
 def configuration_id(config: Mapping[str, Any]) -> str:
     """The same for all seeds."""
-    return _digest({key: value for key, value in _settings(config).items() if key != "seed"}, 10)
+    return digest({key: value for key, value in _settings(config).items() if key != "seed"}, 10)
 
 
 def configuration_name(config: Mapping[str, Any]) -> str:
@@ -57,5 +57,5 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _digest(settings: dict[str, Any], length: int) -> str:
+def digest(settings: dict[str, Any], length: int) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:length]
