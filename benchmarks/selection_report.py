@@ -1,4 +1,4 @@
-"""The table, the figure and the bars of benchmarks/feature_selection.py, from its JSON files alone."""
+"""The table, the figure and the bars of benchmarks/feature_selection.py, from the results of its trials alone."""
 
 import json
 import re
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
+from selection_data import differences
 
 from binmask_dist.files import replacing, write_atomically
 
@@ -33,37 +34,40 @@ NOTES = """\
 class Results:
     """Of one data set: accuracy by method, trial and count, and what the selections say of themselves."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = folder.name
-        self.settings: dict[str, Any] = json.loads((folder / "counts.json").read_text())["settings"]
-        self.accuracy: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        self.chosen: dict[str, list[float]] = defaultdict(list)  # how many, over how many were asked for
-        self.selections: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-        for path in sorted(folder.glob("*-*.json")):
-            content = json.loads(path.read_text())
-            if "selections" in content:
-                method, trial = path.stem.rsplit("-", 1)
-                self.selections[method][int(trial)] = content
-            else:
-                method, trial, count = path.stem.rsplit("-", 2)
-                self.accuracy[method][int(trial)][int(count)] = content["accuracy"]
-                self.chosen[method].append(content["chosen"] / int(count))
-        self.counts = sorted({c for trials in self.accuracy.values() for trial in trials.values() for c in trial})
-
-    def whole_trials(self, method: str) -> list[int]:
-        """Trials in which every count has an accuracy."""
-        return [trial for trial, by_count in self.accuracy[method].items() if len(by_count) == len(self.counts)]
+    def __init__(self, name: str, trials: dict[str, dict[str, Any]]) -> None:
+        """From what result.json holds, by the folder of each. All must be of the same settings and counts."""
+        self.name = name
+        self.trials = sorted(trials.values(), key=lambda content: f"{content['method']}-{content['trial']}")
+        (first, one), *rest = trials.items()
+        for folder, other in rest:
+            if different := differences(_conditions(one), _conditions(other)):
+                raise SystemExit(f"{first} and {folder} are of different settings for {name}: {different}; keep one")
+        seen: dict[tuple[str, int], str] = {}
+        for folder, content in trials.items():
+            same = seen.setdefault((content["method"], content["trial"]), folder)
+            if same != folder:
+                raise SystemExit(f"{same} and {folder} are the same trial of {name}; keep one")
+        self.settings: dict[str, Any] = one["settings"]
+        self.counts = _conditions(one)["counts"]
+        self.by_method: dict[str, list[dict[str, Any]]] = {}
+        for content in self.trials:
+            self.by_method.setdefault(content["method"], []).append(content)
 
     def means(self, method: str) -> np.ndarray:
-        """Mean accuracy over the counts, for each whole trial."""
-        return np.array([np.mean(list(self.accuracy[method][t].values())) for t in self.whole_trials(method)])
+        """Mean accuracy over the counts, for each trial."""
+        return np.mean([self.at(method, count) for count in self.counts], axis=0)
 
     def at(self, method: str, count: int) -> np.ndarray:
-        return np.array([self.accuracy[method][trial][count] for trial in self.whole_trials(method)])
+        return np.array([content["accuracies"][str(count)] for content in self.by_method[method]])
 
     def seconds(self, method: str, key: str = "seconds") -> float:
         """Mean wall time of selecting for all counts."""
-        return float(np.mean([content[key] for content in self.selections[method].values()]))
+        return float(np.mean([content[key] for content in self.by_method[method]]))
+
+    def chosen(self, method: str) -> float:
+        """How many, over how many were asked for."""
+        every = [item for content in self.by_method[method] for item in content["selections"].items()]
+        return float(np.mean([len(chosen["columns"]) / int(count) for count, chosen in every]))
 
     @property
     def best(self) -> str:
@@ -80,7 +84,7 @@ class Results:
         return bool(self.behind() <= (room if np.isfinite(room) else 0.0))
 
     def searches(self, method: str) -> list[dict[str, Any]]:
-        every = (one for content in self.selections[method].values() for one in content["selections"].values())
+        every = (one for content in self.by_method.get(method, []) for one in content["selections"].values())
         return [one for one in every if "steps" in one]
 
     @property
@@ -89,8 +93,20 @@ class Results:
 
     @property
     def methods(self) -> list[str]:
-        present = [method for method in self.accuracy if self.whole_trials(method)]
-        return sorted(present, key=lambda method: method != OURS)
+        return sorted(self.by_method, key=lambda method: method != OURS)
+
+
+def _conditions(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content["settings"], "counts": sorted(map(int, content["accuracies"]))}
+
+
+def read(results: Path) -> list[Results]:
+    """Of each data set with a finished trial."""
+    sets: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for path in sorted(results.glob("trials/*/result.json")):
+        content = json.loads(path.read_text())
+        sets[content["data"]][str(path.parent)] = content
+    return [Results(name, sets[name]) for name in sorted(sets)]
 
 
 def interval(values: np.ndarray) -> float:
@@ -102,10 +118,9 @@ def interval(values: np.ndarray) -> float:
 
 def write(results: Path, document: Path) -> None:
     """Write the document and its figure, and print the document."""
-    sets = [Results(path.parent) for path in sorted(results.glob("*/counts.json"))]
-    sets = [one for one in sets if one.methods]
+    sets = read(results)
     if not sets:
-        print(f"there are no whole trials in {results}")
+        print(f"there are no finished trials in {results}")
         return
     document.parent.mkdir(parents=True, exist_ok=True)
     figure = document.with_suffix(".png")
@@ -175,15 +190,14 @@ def accuracy_table(sets: list[Results]) -> list[str]:
 
 
 def scale_table(sets: list[Results]) -> list[str]:
-    """On what the selections were made; files may be of different runs."""
+    """On what the selections were made; trials may be of different machines and commits."""
     settings = ("rows", "features", "classes", "epochs", "max_steps", "count_lam")
     heads = ("training rows", "features", "classes", "epochs", "most steps", "lam for the first count")
     places = ("machine", "torch", "commit")
     lines = [f"| data | {' | '.join((*heads, *places))} | trials |", "| --- " * (len(heads) + len(places) + 2) + "|"]
     for one in sets:
-        saved = [content for trials in one.selections.values() for content in trials.values()]
-        found = [dict.fromkeys(_short(str(content[key])) for content in saved) for key in places]
-        counts = dict.fromkeys(str(len(one.whole_trials(method))) for method in one.methods)
+        found = [dict.fromkeys(_short(str(content[key])) for content in one.trials) for key in places]
+        counts = dict.fromkeys(str(len(one.by_method[method])) for method in one.methods)
         values = [f"{one.settings[key]:g}" if key == "count_lam" else f"{one.settings[key]:,}" for key in settings]
         lines.append(f"| {one.name} | {' | '.join([*values, *('; '.join(each) for each in (*found, counts))])} |")
     return lines
@@ -202,7 +216,7 @@ def seconds_table(sets: list[Results]) -> list[str]:
 
 
 def chosen_table(sets: list[Results]) -> list[str]:
-    return _by_method(sets, lambda one, method: f"{np.mean(one.chosen[method]):.3f}")
+    return _by_method(sets, lambda one, method: f"{one.chosen(method):.3f}")
 
 
 def _by_method(sets: list[Results], cell: Callable[[Results, str], str]) -> list[str]:
@@ -277,7 +291,7 @@ def _slower(one: Results) -> str:
 
 def _fits(one: Results, method: str) -> str:
     searches = one.searches(method)
-    trials = len(one.selections[method])
+    trials = len(one.by_method[method])
     return f" ({sum(each['fits'] for each in searches) / trials:.1f} fits)" if searches else ""
 
 
@@ -325,7 +339,7 @@ def draw(sets: list[Results]) -> Figure:
 
 def _show_lams(axes: Axes, one: Results) -> None:
     """Above the plot: the lam of BinMask for each count."""
-    lams = [[trial["selections"][str(count)]["lam"] for trial in one.selections[OURS].values()] for count in one.counts]
+    lams = [[trial["selections"][str(count)]["lam"] for trial in one.by_method.get(OURS, [])] for count in one.counts]
     if lams and all(lams):
         top = axes.secondary_xaxis("top")
         labels = [f"{np.mean(values):.1e}\n±{np.std(values):.0e}" for values in lams]

@@ -1,108 +1,228 @@
-"""benchmarks/feature_selection.py on a table of its own: methods, going on, the report. (LassoNet takes too long.)"""
+"""benchmarks/feature_selection.py on a table of its own: a sweep that is killed, the methods, the report."""
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from jobs import ROOT
+from ranks.launchers import wait_for
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+from binmask_dist.sweeps import sweep_file
+from binmask_dist.sweeps.trial import Trial, make_trials
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    sys.path.insert(0, str(BENCHMARKS))
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     import feature_selection
 
     yield feature_selection
-    sys.path.remove(str(BENCHMARKS))
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(autouse=True)
+def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, benchmark) -> Path:
-    folder = tmp_path_factory.mktemp("benchmark")
-    rng = np.random.default_rng(0)
-    x = rng.random((120, 12))
-    np.savez(folder / "small.npz", x=x, y=x[:, 0] + x[:, 1] > 1)
-    return folder
+def table(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("benchmark") / "small.npz"
+    x = np.random.default_rng(0).random((120, 12))
+    np.savez(path, x=x, y=x[:, 0] + x[:, 1] > 1)
+    return path
 
 
-def run(benchmark, folder: Path, monkeypatch, *arguments: str) -> str:
-    stg = ["STG"] if importlib.util.find_spec("stg") else []
-    methods = ["BinMask", "F-score", "mutual information", "L1 logistic", *stg]
-    command = ["--datasets", str(folder / "small.npz"), "--methods", *methods, "--results", str(folder / "results")]
-    command += ["--document", str(folder / "docs" / "report.md"), "--trials", "2", "--epochs", "2", "--max_steps", "2"]
-    monkeypatch.setattr(sys, "argv", ["feature_selection.py", *command, *arguments])
-    benchmark.main()
-    return (folder / "docs" / "report.md").read_text()
+def trials(benchmark, folder: Path, *arguments: str) -> dict[tuple[str, str, int], Trial]:
+    """Those of a command, by data set, method and number."""
+    options = benchmark.parse(["--results", str(folder), *arguments])
+    datasets = [benchmark.with_rows(name, options.rows) for name in options.datasets]
+    file = folder / "some.yaml"
+    file.write_text(yaml.safe_dump(benchmark.sweep(options, datasets)))
+    made = make_trials(sweep_file.read(file), folder)
+    return {(each.setting["dataset"], each.setting["method"], each.setting["trial"]): each for each in made}
 
 
-def test_it_runs_goes_on_and_reports(benchmark, folder, monkeypatch, capsys):
-    text = run(benchmark, folder, monkeypatch)
-    results = folder / "results" / "small"
-    n_t = json.loads((results / "counts.json").read_text())["n_t"]
+@pytest.mark.slow
+def test_a_sweep_is_killed_goes_on_and_reports(benchmark, table, tmp_path, capsys):
+    results, document = tmp_path / "results", tmp_path / "docs" / "report.md"
+    results.mkdir()
+    own = ["--datasets", str(table), "--results", str(results), "--document", str(document)]
+    own += ["--methods", "BinMask", "F-score", "--epochs", "20", "--max_steps", "2", "--jobs", "2"]
+    every = trials(benchmark, results, *own, "--trials", "3")
+    cut = every[str(table), "F-score", 0]
+
+    worker = multiprocessing.get_context("fork").Process(
+        target=benchmark.main, args=([*own, "--methods", "F-score", "--trials", "1"],)
+    )
+    worker.start()
+    wait_for((cut.folder / "accuracies.json").exists, 60)
+    worker.kill()
+    worker.join()
+    wait_for(cut.claim, 20)  # its process is gone
+    assert not cut.is_finished, "it was too fast to be stopped in the middle"
+    selected = (cut.folder / "selection.json").stat().st_mtime_ns
+
+    assert benchmark.main([*own, "--trials", "2"]) == 0
+    text = document.read_text()
+    assert text in capsys.readouterr().out
+    assert cut.record()["attempts"] == 2
+    assert (cut.folder / "selection.json").stat().st_mtime_ns == selected
+    n_t = json.loads((results / "counts" / "small.json").read_text())["n_t"]
     counts = list(dict.fromkeys(n_t - i * (n_t // 5) for i in range(5)))
-    for trial in range(2):
-        selected = json.loads((results / f"F-score-{trial}.json").read_text())
-        assert {int(count) for count in selected["selections"]} == set(counts)
-        for count in counts:
-            assert {0, 1} <= set(selected["selections"][str(count)]["columns"])
-            assert 0 <= json.loads((results / f"BinMask-{trial}-{count}.json").read_text())["accuracy"] <= 1
+    for (_, method, number), trial in every.items():
+        assert trial.is_finished == (number < 2)
+        if trial.is_finished:
+            result = json.loads((trial.folder / "result.json").read_text())
+            assert (result["data"], result["method"], result["trial"]) == ("small", method, number)
+            assert list(result["selections"]) == list(result["accuracies"]) == list(map(str, counts))
+            assert {0, 1} <= set(result["selections"][str(counts[0])]["columns"])
+            assert all(0.5 < accuracy <= 1 for accuracy in result["accuracies"].values())
+            assert result["seconds"] > 0 and result["processor_seconds"] > 0
     assert "| small |" in text and "BinMask" in text and "±" in text and "of 1 (bar: 5 of 6)" in text
     assert "search steps on average (bar: 1.7)" in text and "converged (bar: 75%" in text
-    assert (folder / "docs" / "report.png").stat().st_size > 5000
+    assert document.with_suffix(".png").stat().st_size > 5000
     assert f"of {2 * len(counts)} known exactly)" in text
-    assert f"| small | 96 | 12 | 2 | 2 | 2 | 0.001 | {platform.machine()}, {os.cpu_count()} cores, " in text
-    assert f" threads | {torch.__version__} | " in text
-    printed = capsys.readouterr().out
-    assert text in printed and "small, job 2 of " in printed and ": trial 2 of 2, F-score, about 0." in printed
+    assert f"| small | 96 | 12 | 2 | 20 | 2 | 0.001 | {platform.machine()}, {os.cpu_count()} cores, 1 threads" in text
+    assert f" | {torch.__version__} | " in text
 
-    lost = results / f"BinMask-1-{counts[0]}.json"
-    kept = {path: path.stat().st_mtime_ns for path in results.iterdir()}
-    before = lost.read_text()
-    lost.unlink()
-    assert run(benchmark, folder, monkeypatch) == text
-    assert lost.read_text() == before  # the same accuracy again
-    assert {path: path.stat().st_mtime_ns for path in results.iterdir() if path != lost} == {
-        path: time for path, time in kept.items() if path != lost
-    }
+    with pytest.raises(SystemExit, match=r"holds results of other settings for small: epochs 20, not 3; .*--results"):
+        benchmark.main([*own, "--epochs", "3"])
+
+    failing = every[str(table), "F-score", 2]
+    failing.folder.mkdir()
+    (failing.folder / "selection.json").write_text("{")
+    document.unlink()
+    assert benchmark.main([*own, "--methods", "F-score", "--trials", "3"]) == 1
+    assert "trial = 2 failed with exit code 1; the end of" in capsys.readouterr().out
+    assert document.read_text() == text  # of what is there
+
+    archive = tmp_path / "results.zip"
+    assert benchmark.main([*own, "--archive", str(archive)]) == 0
+    document.unlink()
+    assert benchmark.main(["--report", "--results", str(archive), "--document", str(document)]) == 0
+    assert document.read_text() == text
 
 
-def test_results_of_other_settings_are_not_mixed(benchmark, folder, monkeypatch):
-    run(benchmark, folder, monkeypatch)
-    with pytest.raises(SystemExit, match=r"holds results of other settings.* give another --results"):
-        run(benchmark, folder, monkeypatch, "--epochs", "3")
+def test_a_trial_is_its_data_method_number_and_settings(benchmark, tmp_path):
+    def ids(*arguments: str) -> dict[tuple[str, str, int], str]:
+        command = ["--datasets", "Isolet", "MNIST-MLP", "--methods", "F-score", "--trials", "1", *arguments]
+        return {key: trial.id for key, trial in trials(benchmark, tmp_path, *command).items()}
+
+    isolet, mnist = ("Isolet", "F-score", 0), ("MNIST-MLP", "F-score", 0)
+    first = ids()
+    assert ids("--data", "elsewhere") == first
+    assert ids("--trials", "2", "--methods", "BinMask", "F-score").items() > first.items()
+    fewer = ids("--rows", "20000")
+    assert fewer[isolet] == first[isolet]
+    assert fewer["MNIST-MLP:20000", "F-score", 0] != first[mnist]
+    for other in ("--epochs", "--max_steps"):
+        assert ids(other, "3")[isolet] != first[isolet]
+    assert ids("--ignore_columns", "a", "b")[isolet] != ids("--ignore_columns", "a")[isolet]
 
 
-def test_without_any_feature_the_largest_class_is_guessed(benchmark, folder, monkeypatch):
+def test_the_archive_holds_the_trials_of_the_documents_command(benchmark, tmp_path):
+    archived = benchmark.unpacked(ROOT / "docs" / "results" / "feature_selection.zip")
+    sets = ["Isolet", "BASEHOCK", "Dexter", "gene_gordon", "MNIST-MLP:20000", "MNIST-CNN:10000"]
+    for (dataset, method, number), trial in trials(benchmark, tmp_path, "--trials", "3", "--datasets", *sets).items():
+        found = json.loads((archived / "trials" / trial.id / "result.json").read_text())
+        assert (found["data"], found["method"], found["trial"]) == (dataset.split(":")[0], method, number)
+
+
+def test_the_words_of_a_trial_are_what_its_program_takes(benchmark, table, tmp_path, monkeypatch):
+    import selection_trial
+
+    told = ["--data", "some", "--datasets", str(table), "--methods", "STG packaged", "--trials", "1"]
+    told += ["--target", "y", "--ignore_columns", "a", "b"]
+    (trial,) = trials(benchmark, tmp_path, *told).values()
+    launcher = trial.command.launcher
+    assert launcher == ["/usr/bin/env", "SELECTION_DATA=some", sys.executable]
+    words = trial.words(launcher, "", "")[len(launcher) :]
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setenv(*launcher[1].split("="))
+    monkeypatch.setattr(selection_trial, "load", lambda *loaded: found.append(loaded) or SimpleNamespace(name="small"))
+    monkeypatch.setattr(selection_trial, "run", lambda *run: found.append(run))
+    selection_trial.main()
+    (dataset, options), (_, method, number, folder) = found
+    assert (dataset, method, number, folder) == (str(table), "STG packaged", 0, trial.folder)
+    assert (options.data, options.target, options.ignore_columns) == (Path("some"), "y", ["a", "b"])
+    assert (options.epochs, options.max_steps) == (0, 8)
+
+
+def test_two_data_sets_of_one_name_are_refused(benchmark, table, tmp_path):
+    other = tmp_path / "small.npz"
+    other.write_bytes(table.read_bytes())
+    with pytest.raises(SystemExit, match=r"small.npz and .*small.npz are both small: give each a --results of its own"):
+        benchmark.main(["--datasets", str(table), str(other), "--results", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists()
+
+
+def test_rows_of_mnist(benchmark, tmp_path, monkeypatch):
+    import selection_data
+
+    def some(path: Path, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(x=np.full((30, 784), 255.0, dtype=np.float32), y=np.arange(30) % 10)
+
+    monkeypatch.setattr(selection_data, "read_table", some)
+    options = benchmark.parse(["--max_steps", "2"])
+    few = selection_data.load("MNIST-CNN:20", options)
+    assert (few.name, few.settings["rows"], few.settings["epochs"]) == ("MNIST-CNN", 20, 10)
+    assert selection_data.load("MNIST-CNN", options).settings["rows"] == 30
+    (tmp_path / "counts").mkdir()
+    few.counts_file(tmp_path).write_text(json.dumps({"n_t": 5, "settings": few.settings}))
+    with pytest.raises(SystemExit, match=r"other settings for MNIST-CNN: rows 20, not 30; give the same ones"):
+        benchmark.main(["--max_steps", "2", "--datasets", "MNIST-CNN", "--results", str(tmp_path)])
+
+
+def test_without_any_feature_the_largest_class_is_guessed(benchmark, table):
     import selection_methods
+    import selection_trial
 
-    options = benchmark.argparse.Namespace(target="", ignore_columns=[], epochs=2, max_steps=2, rows=0)
-    small = benchmark.load(str(folder / "small.npz"), options)
+    small = selection_trial.load(str(table), benchmark.parse(["--epochs", "2"]))
     data, _, y_test = small.trial(0)
     guess = np.bincount(data.y).argmax()
-    assert benchmark.evaluate(small, selection_methods.Choice([]), 0) == np.mean(y_test == guess)
+    assert selection_trial.evaluate(small, selection_methods.Choice([]), 0) == np.mean(y_test == guess)
 
 
-def test_bars_turn_when_the_results_do(benchmark, tmp_path):
+@pytest.mark.parametrize("method", ["mutual information", "L1 logistic", "STG", "LassoNet"])
+def test_every_method_finds_what_decides(benchmark, table, method):
+    import selection_trial
+
+    package = method.split()[0].lower()
+    if package in ("stg", "lassonet") and not importlib.util.find_spec(package):
+        pytest.skip(f"{package} is not installed")
+    small = selection_trial.load(str(table), benchmark.parse(["--epochs", "9", "--max_steps", "4"]))
+    data, _, _ = small.trial(0)
+    torch.manual_seed(0)
+    chosen = selection_trial.METHODS[method](data, [4, 2], 0)
+    assert list(chosen) == [4, 2]
+    assert {0, 1} <= set(chosen[4].columns) and len(chosen[4].columns) < 12
+
+
+def result(method: str, trial: int, accuracy: float, seconds: float = 1.0, count: int = 5, **settings: Any) -> dict:
+    known = {"rows": 9, "features": 9, "classes": 2, "epochs": 1, "max_steps": 1, "count_lam": 1e-3}
+    times = {"seconds": seconds, "processor_seconds": seconds}
+    which = {"data": "some", "method": method, "trial": trial, "settings": {**known, **settings}}
+    return {**which, **times, "selections": {}, "accuracies": {str(count): accuracy}}
+
+
+def test_bars_turn_when_the_results_do(benchmark):
     import selection_report
 
     def results(name, accuracies, seconds):
-        folder = tmp_path / name
-        folder.mkdir()
-        settings = {"rows": 9, "features": 9, "classes": 2, "epochs": 1, "max_steps": 1, "count_lam": 1e-3}
-        (folder / "counts.json").write_text(json.dumps({"n_t": 5, "settings": settings}))
-        for method, values in accuracies.items():
-            for trial, accuracy in enumerate(values):
-                (folder / f"{method}-{trial}-5.json").write_text(json.dumps({"accuracy": accuracy, "chosen": 5}))
-                content = {"seconds": seconds[method], "processor_seconds": seconds[method], "selections": {}}
-                (folder / f"{method}-{trial}.json").write_text(json.dumps(content))
-        return selection_report.Results(folder)
+        every = [(method, *one) for method, values in accuracies.items() for one in enumerate(values)]
+        return selection_report.Results(name, {f"{one[:2]}": result(*one, seconds[one[0]]) for one in every})
 
     fast, slow = {"BinMask": 1.0, "STG": 2.0, "LassoNet": 3.0}, {"BinMask": 2.5, "STG": 2.0, "LassoNet": 3.0}
     level = {"STG": (0.80, 0.82), "LassoNet": (0.7, 0.7)}
@@ -117,6 +237,28 @@ def test_bars_turn_when_the_results_do(benchmark, tmp_path):
     assert "selects in less time than STG: on 2 of 3 (bar: all)" in text
     assert "selects in less time than LassoNet: on 3 of 3 (bar: all)" in text and "STG packaged" not in text
     assert "within: STG 0.80, LassoNet 1.20 times BinMask's time" in text
+
+
+def test_a_report_mixes_nothing(benchmark, tmp_path):
+    import selection_report
+
+    def write(folder: str, content: dict[str, Any]) -> None:
+        (tmp_path / "trials" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trials" / folder / "result.json").write_text(json.dumps(content))
+
+    write("a", result("BinMask", 0, 0.9))
+    write("b", result("BinMask", 1, 0.8))
+    (some,) = selection_report.read(tmp_path)
+    assert some.means("BinMask").tolist() == [0.9, 0.8]
+    write("b", result("BinMask", 0, 0.8))
+    with pytest.raises(SystemExit, match=r"trials/a and .*trials/b are the same trial of some; keep one"):
+        selection_report.read(tmp_path)
+    write("b", result("BinMask", 1, 0.8, epochs=2))
+    with pytest.raises(SystemExit, match=r"a and .*b are of different settings for some: epochs 1, not 2; keep one"):
+        selection_report.read(tmp_path)
+    write("b", result("BinMask", 1, 0.8, count=4))
+    with pytest.raises(SystemExit, match=r"different settings for some: counts \[5\], not \[4\]; keep one"):
+        selection_report.read(tmp_path)
 
 
 def test_a_search_for_one_count_is_replayed(benchmark):
@@ -143,7 +285,7 @@ def test_a_search_for_one_count_is_replayed(benchmark):
     assert told(searches).startswith("at least 1.00 steps") and "(1 of 3 known exactly)" in told(searches)
 
 
-def test_fisher_score(benchmark, folder):
+def test_fisher_score(benchmark):
     import selection_methods
 
     x = np.array([[0.0, 1.0, 5.0, 0.1], [0.2, 1.0, 5.0, 0.8], [1.0, 1.0, 6.0, 0.2], [0.8, 1.0, 6.0, 0.9]])

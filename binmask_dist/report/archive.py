@@ -6,7 +6,8 @@ Unpacked into the folder that it was made from, it is a sweep that goes on with 
 import json
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def pack(trials: Trials, roots: Sequence[str], file: Path) -> int:
         if place in places:
             raise RunError(f"{folder} and {places[place]} have the same place; give the folder that holds both")
         places[place] = folder
-    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+    with packing(file) as packed:
         for place, folder in places.items():
             for name in WHOLE_FILES:
                 if (folder / name).exists():
@@ -39,6 +40,13 @@ def pack(trials: Trials, roots: Sequence[str], file: Path) -> int:
             if (folder / FILE_NAME).exists():
                 packed.writestr(str(place / FILE_NAME), _epochs(folder / FILE_NAME))
     return len(places)
+
+
+@contextmanager
+def packing(file: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive to write to, which is there when the block ends without an error."""
+    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+        yield packed
 
 
 def _epochs(path: Path) -> str:
