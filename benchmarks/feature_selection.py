@@ -26,9 +26,10 @@ from selection_methods import METHODS
 
 from binmask_dist.files import write_atomically
 from binmask_dist.report.archive import packing, unpacked
-from binmask_dist.sweeps.main import SweepConfig
-from binmask_dist.sweeps.main import main as run_sweep
+from binmask_dist.sweeps.main import SweepConfig, run_sweep
+from binmask_dist.sweeps.sweep_file import SweepError
 from binmask_dist.training.identity import digest
+from binmask_dist.training.tasks.base import RunError
 
 STOPPED = 128  # the exit code of a sweep that was told to end is above
 
@@ -73,6 +74,8 @@ def sweep(options: argparse.Namespace, datasets: list[str]) -> dict[str, Any]:
 def pack(results: Path, file: Path) -> str:
     """What a report is made of, and what a sweep needs to go on."""
     count = sum(len(one.trials) for one in selection_report.read(results))
+    if not count:
+        raise SystemExit(f"there are no finished trials in {results}")
     finished = [path.parent for path in results.glob("trials/*/result.json")]
     trials = [path for folder in finished for path in (folder / "result.json", folder / "trial.json") if path.exists()]
     with packing(file) as packed:
@@ -98,6 +101,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--archive", type=Path, help="write finished trials to this .zip, and do nothing else")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results" / "feature_selection.md")
     options = parser.parse_args(arguments)
+    for key in ("jobs", "trials"):
+        if getattr(options, key) < 1:
+            parser.error(f"--{key} must be above zero, not {getattr(options, key)}")
     if options.quick:
         options.trials, options.epochs, options.rows, options.max_steps = 1, 5, 2_000, 3
         options.results /= "quick"
@@ -111,7 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.archive:
         print(pack(results, options.archive))
         return 0
-    code = 0 if options.report else run(options)
+    try:
+        code = 0 if options.report else run(options)
+    except (RunError, SweepError) as error:
+        raise SystemExit(f"error: {error}") from None
     if code < STOPPED:
         is_archive = options.report and results.suffix == ".zip"
         selection_report.write(unpacked(results) if is_archive else results, options.document)

@@ -132,6 +132,8 @@ def load(dataset: str, options: argparse.Namespace) -> Benchmark:
         table = read_table(Path(name), options.target, options.ignore_columns)
         columns = {"target": options.target, "ignore_columns": options.ignore_columns}
         name = Path(name).stem
+        if name in MNIST:
+            raise SystemExit(f"{dataset} would be taken for MNIST: give the file another name")
     classes, y = np.unique(table.y, return_inverse=True)
     x = table.x
     if name in MNIST:

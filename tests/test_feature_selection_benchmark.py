@@ -168,6 +168,12 @@ def test_two_data_sets_of_one_name_are_refused(benchmark, table, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_what_cannot_be_read_is_said_before_any_trial(benchmark, tmp_path):
+    with pytest.raises(SystemExit, match=r"^error: there is no file .*nothing.npz$"):
+        benchmark.main(["--datasets", str(tmp_path / "nothing.npz"), "--results", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists()
+
+
 def test_rows_of_mnist(benchmark, tmp_path, monkeypatch):
     import selection_data
 
