@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,28 @@ def test_two_data_sets_of_one_name_are_refused(benchmark, table, tmp_path):
     with pytest.raises(SystemExit, match=r"small.npz and .*small.npz are both small: give each a --results of its own"):
         benchmark.main(["--datasets", str(table), str(other), "--results", str(tmp_path / "results")])
     assert not (tmp_path / "results").exists()
+
+
+def test_trials_that_start_together_count_once(benchmark, table, tmp_path, monkeypatch):
+    import selection_trial
+
+    def search(*_: Any) -> SimpleNamespace:
+        with (tmp_path / "searches").open("a") as file:
+            print(os.getpid(), file=file)
+        time.sleep(0.3)
+        return SimpleNamespace(above_threshold=lambda: SimpleNamespace(count=7))
+
+    monkeypatch.setattr(selection_trial, "binmask_search", search)
+    small = selection_trial.load(str(table), benchmark.parse([]))
+    fork = multiprocessing.get_context("fork")
+    others = [fork.Process(target=selection_trial.counts_of, args=(small, tmp_path)) for _ in range(2)]
+    for other in others:
+        other.start()
+    assert selection_trial.counts_of(small, tmp_path) == [7, 6, 5, 4, 3]
+    for other in others:
+        other.join()
+        assert other.exitcode == 0
+    assert len((tmp_path / "searches").read_text().splitlines()) == 1
 
 
 def test_what_cannot_be_read_is_said_before_any_trial(benchmark, tmp_path):
