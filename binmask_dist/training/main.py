@@ -10,6 +10,7 @@ from binmask_dist.packed_masks import save_masks
 from binmask_dist.training import plots, report
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.environment import environment
+from binmask_dist.training.heap import keep_freed_memory
 from binmask_dist.training.interruption import end_with_the_launcher
 from binmask_dist.training.loop import Interrupted, Loop
 from binmask_dist.training.metrics_file import jsonable
@@ -22,6 +23,8 @@ from binmask_dist.training.tasks.base import RunError
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
     accelerator = made_or_told(lambda: accelerator_for(config))
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     if accelerator.num_processes == 1:
         end_with_the_launcher()
     try:

@@ -1,5 +1,6 @@
 """What the training loop asks of a task. It knows nothing of images, texts or tables itself."""
 
+import functools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -64,8 +65,13 @@ def seed_everything(*numbers: int) -> None:
     """Seed Python, numpy and torch by numbers such as (seed, epoch, example): a run that goes on where another was
     killed then draws what that one would have drawn, with no generator's state to be saved."""
     seed = seed_transforms(*numbers)
-    if torch.accelerator.is_available():
+    if _has_devices():
         torch.manual_seed(seed)
+
+
+@functools.cache
+def _has_devices() -> bool:
+    return torch.accelerator.is_available()  # which looks for NVIDIA's library, and takes longer than all the rest
 
 
 def seed_transforms(*numbers: int) -> int:
