@@ -63,13 +63,16 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_the_command_chooses_what_one_process_does(runs):
+def test_the_command_on_two_processes_chooses_what_one_process_does(runs):
     folders = [runs / "one", runs / "command"]
     arguments = [*json.loads((runs / "arguments.json").read_text()), f"--run_root={runs}", "--name=command"]
-    command = [sys.executable, "launch/select.py", *arguments, "--wandb_mode=disabled"]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml"]
+    launcher += ["--main_process_port", "0"]
+    command = [sys.executable, *launcher, "launch/select.py", *arguments, "--wandb_mode=disabled"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "features.csv, result.json and plots are in" in done.stdout
+    assert result(runs / "command")["processes"] == 2
     here, there = ([[f["column"] for f in one["features"]] for one in r["selections"]] for r in map(result, folders))
     assert here == there
     assert all((folder / "features.csv").exists() for folder in folders)
