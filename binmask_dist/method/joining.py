@@ -1,7 +1,7 @@
-"""Small weights take a step together: as one flat tensor, in copies that fit in the processor's cache.
+"""Small weights take an eager step together: as one flat tensor, in copies that fit in the processor's cache.
 
-A step on a small weight is nearly all dispatch, and a network can have hundreds of them. What one weight gives to a
-function of `algorithm.py` (its gradient, W, latent, ...) is called a row: tensors of one size.
+An eager step on a small weight is nearly all dispatch, and a network can have hundreds of them. What one weight gives
+to a function of `algorithm.py` (its gradient, W, latent, ...) is called a row: tensors of one size.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,5 @@
-"""Runs the functions of `algorithm.py` over weights of any shape: compiled, or eagerly in cache-sized pieces."""
+"""Runs the functions of `algorithm.py` over weights of any shape: compiled, or eagerly in cache-sized pieces, to which
+small weights are put together."""
 
 import functools
 import itertools
@@ -35,7 +36,7 @@ _has_run: set[Callable] = set()
 def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> list[Tensor | None]:
     """Update each (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped in each."""
     apply = _either(algorithm.learn_, algorithm.learn_eagerly_, compiled, scalars, by_row=True)
-    return _for_each(apply, rows, changes=(0, 2, 3, 4), counts_flips=True)
+    return _for_each(apply, rows, compiled, changes=(0, 2, 3, 4), counts_flips=True)
 
 
 def learn_and_update_(
@@ -46,34 +47,34 @@ def learn_and_update_(
     Returns how many masks flipped in each; None, and has changed nothing, where it cannot be compiled.
     """
     apply = _with_update(algorithm.learn_and_update_, update, scalars, update_scalars)
-    return _for_each(apply, rows, changes=range(1, len(rows[0])), counts_flips=True)
+    return _one_by_one(apply, rows)
 
 
 def update_(update: Callable, rows: Sequence[Row], scalars: Scalars, update_scalars: list[float]) -> list[bool]:
     """Update each (grad, param, what U keeps...) in one pass, if compiled. Returns which were updated."""
-    can = [_can_compile(_flat_views(row)) for row in rows]
-    able = list(itertools.compress(rows, can))
-    if able:
-        apply = _with_update(algorithm.update_, update, scalars, update_scalars)
-        _for_each(apply, able, changes=range(1, len(rows[0])))
+    flat = [_flat_views(row) for row in rows]
+    can = [_can_compile(views) for views in flat]
+    apply = _with_update(algorithm.update_, update, scalars, update_scalars)
+    for row, views in itertools.compress(zip(rows, flat, strict=True), can):
+        apply(row, views)
     return [each and not _compiler_failed for each in can]
 
 
 def product_(rows: Sequence[Row], compiled: bool) -> None:
     """Set param in each (param, weight, latent)."""
-    _for_each(_either(algorithm.product_, algorithm.product_eagerly_, compiled), rows, changes=(0,))
+    _for_each(_either(algorithm.product_, algorithm.product_eagerly_, compiled), rows, compiled, changes=(0,))
 
 
 def mask_gradient_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> None:
     """Mask grad in each (grad, latent)."""
     apply = _either(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, compiled, scalars)
-    _for_each(apply, rows, changes=(0,))
+    _for_each(apply, rows, compiled, changes=(0,))
 
 
 def masked_square_sum(rows: Sequence[Row], compiled: bool) -> list[Tensor]:
     """Sums of squares of g_W over all (grad, latent), to be added up."""
     apply = _either(algorithm.masked_square_sum, algorithm.masked_square_sum, compiled)
-    return [result for result in _for_each(apply, rows) if result is not None]
+    return [result for result in _for_each(apply, rows, compiled) if result is not None]
 
 
 def compilation_is_off() -> bool:
@@ -84,14 +85,17 @@ def compilation_is_off() -> bool:
 def _for_each(
     apply: Apply,
     rows: Sequence[Row],
+    compiled: bool,
     changes: Sequence[int] = (),
     counts_flips: bool = False,
 ) -> list[Tensor | None]:
-    """Apply a function to all rows, small ones together. Returns its result for each row.
+    """Apply a function to all rows, eagerly to small ones together. Returns its result for each row.
 
     `changes` says which columns it writes. A result that counts flips is told apart by row; any other stays with the
     first of the rows that were taken together.
     """
+    if compiled and not _compiler_failed:  # to call a kernel for each row takes less time than copies would
+        return _one_by_one(apply, rows)
     flat = [_flat_views(row) for row in rows]
     results: list[Tensor | None] = [None] * len(rows)
     for batch in together(flat):
@@ -109,6 +113,10 @@ def _for_each(
         if changes:
             joined.write_back(changes)
     return results
+
+
+def _one_by_one(apply: Apply, rows: Sequence[Row]) -> list[Tensor | None]:
+    return [apply(row, _flat_views(row)) for row in rows]
 
 
 def _either(
@@ -138,7 +146,7 @@ def _either(
 def _with_update(function: Callable, update: Callable, scalars: Scalars, update_scalars: list[float]) -> Apply:
     """A function that takes U into its pass; there is no eager form of it."""
 
-    def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
+    def apply(tensors: Row, flat: Row | None) -> Tensor | None:
         if not _can_compile(flat):
             return None
         assert flat is not None
