@@ -13,7 +13,7 @@ from binmask_dist.method.scratch import scratch
 
 Row = Sequence[Tensor]
 
-LARGEST = 2**15  # elements of a weight; to copy more takes as long as to dispatch
+LARGEST = 2**12  # elements of a weight; to copy more takes as long as to dispatch
 TOGETHER = 2**17  # elements; some megabytes of copies, however large the network is
 
 
@@ -33,10 +33,6 @@ class Joined:
             [row[column] for column in columns for row in self.rows],
             [part for column in columns for part in self.tensors[column].split(self.sizes)],
         )
-
-    def sum_by_row(self, ones: Tensor) -> Sequence[Tensor]:
-        """How many ones there are among the zeros, in the part of each row."""
-        return torch.stack([part.sum() for part in ones.split(self.sizes)]).long().unbind()
 
 
 def together(rows: Sequence[Row | None]) -> Iterator[list[int]]:

@@ -17,8 +17,6 @@ from binmask_dist.method.joining import Joined, Row, together
 EAGER_PIECE = 2**18  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 
-LATENT = 2  # its place in the rows of functions that change it
-
 # torch.compile guards sizes 0 and 1, which would be further graphs.
 SMALLEST_COMPILED = 2
 
@@ -36,7 +34,7 @@ _has_run: set[Callable] = set()
 def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> list[Tensor | None]:
     """Update each (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped in each."""
     apply = _either(algorithm.learn_, algorithm.learn_eagerly_, compiled, scalars, by_row=True)
-    return _for_each(apply, rows, compiled, changes=(0, 2, 3, 4), counts_flips=True)
+    return _for_each(apply, rows, compiled, changes=(0, 2, 3, 4))
 
 
 def learn_and_update_(
@@ -82,17 +80,10 @@ def compilation_is_off() -> bool:
     return bool(torch._dynamo.config.disable)
 
 
-def _for_each(
-    apply: Apply,
-    rows: Sequence[Row],
-    compiled: bool,
-    changes: Sequence[int] = (),
-    counts_flips: bool = False,
-) -> list[Tensor | None]:
+def _for_each(apply: Apply, rows: Sequence[Row], compiled: bool, changes: Sequence[int] = ()) -> list[Tensor | None]:
     """Apply a function to all rows, eagerly to small ones together. Returns its result for each row.
 
-    `changes` says which columns it writes. A result that counts flips is told apart by row; any other stays with the
-    first of the rows that were taken together.
+    `changes` says which columns it writes. A single result of rows that were taken together stays with the first.
     """
     if compiled and not _compiler_failed:  # to call a kernel for each row takes less time than copies would
         return _one_by_one(apply, rows)
@@ -104,12 +95,10 @@ def _for_each(
             results[first] = apply(rows[first], flat[first])
             continue
         joined = Joined([row for row in (flat[index] for index in batch) if row is not None])
-        before = algorithm.mask(joined.tensors[LATENT], "mask of rows before") if counts_flips else None
-        results[first] = apply(joined.tensors, joined.tensors, joined.sizes)
-        if before is not None and results[first] is not None:
-            flipped = torch.ne(before, algorithm.mask(joined.tensors[LATENT]), out=before)
-            for index, count in zip(batch, joined.sum_by_row(flipped), strict=True):
-                results[index] = count
+        result = apply(joined.tensors, joined.tensors, joined.sizes)
+        each = [result] if result is None or result.ndim == 0 else result.unbind()
+        for index, of_row in zip(batch, each, strict=False):
+            results[index] = of_row
         if changes:
             joined.write_back(changes)
     return results
