@@ -15,6 +15,7 @@ selected with other settings is not mixed with it: give another folder for --res
 """
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from binmask_dist.training.identity import digest
 from binmask_dist.training.tasks.base import RunError
 
 STOPPED = 128  # the exit code of a sweep that was told to end is above
+PACKAGES = {"STG": "stg", "STG packaged": "stg", "LassoNet": "lassonet"}
 
 
 def run(options: argparse.Namespace) -> int:
-    """The sweep's exit code. Refuses, before any trial, what cannot be read or stand beside what is there."""
+    """The sweep's exit code. Refuses, before any trial, what cannot run, be read, or stand beside what is there."""
     datasets = [with_rows(name, options.rows) for name in options.datasets]
     seen: dict[str, str] = {}
     for dataset in datasets:
@@ -46,6 +48,12 @@ def run(options: argparse.Namespace) -> int:
                 f"{seen[benchmark.name]} and {dataset} are both {benchmark.name}: give each a --results of its own"
             )
         seen[benchmark.name] = dataset
+    packages = {PACKAGES[method] for method in options.methods if method in PACKAGES}
+    if missing := sorted(package for package in packages if importlib.util.find_spec(package) is None):
+        raise SystemExit(
+            f"{' and '.join(missing)} must be installed for these methods: pip install '.[benchmarks]', "
+            "or leave them out of --methods"
+        )
     content = sweep(options, datasets)
     options.results.mkdir(parents=True, exist_ok=True)
     # a name for each content: of two commands at once, neither reads the other's

@@ -41,6 +41,7 @@ from torch.nn import functional as F
 
 from binmask_dist import make_accelerator
 from binmask_dist.selection.fitting import Training
+from binmask_dist.selection.network import is_row_by_row
 from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.rows import Rows
 from binmask_dist.selection.search import START, Fit, Search
@@ -147,7 +148,9 @@ def _fit_stg(data: Data, seed: int, packaged: bool, lam: float) -> Fit:
     if packaged:
         training = replace(training, lr=1e-5, lr_final=1e-5, batch_size=100)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, weight_decay=1e-3)
-    train(model, Rows(data.x, data.y, None, (features,)), training, seed, penalty, optimizer)
+    # noise is drawn once for a batch, so that the gates, too, treat each row by itself
+    merge = is_row_by_row(network)
+    train(model, Rows(data.x, data.y, None, (features,)), training, seed, merge, penalty, optimizer)
     opened = np.clip(gates.mu.detach().numpy() + 0.5, 0.0, 1.0)  # the package's get_gates("prob")
     return Fit(lam, opened, time.perf_counter() - start)
 
@@ -247,10 +250,11 @@ def train(
     rows: Rows,
     training: Training,
     seed: int,
+    merge: bool,
     penalty: Callable[[], torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """The protocol's loop without BinMask: SGD, cosine in whole epochs, the same batches."""
+    """The protocol's loop without BinMask: SGD, cosine in whole epochs, the same batches, merged in the same way."""
     optimizer = optimizer or torch.optim.SGD(
         model.parameters(),
         lr=training.lr,
@@ -262,8 +266,10 @@ def train(
     for epoch in range(training.epochs):
         for group in optimizer.param_groups:
             group["lr"] = training.rate(epoch)
-        for inputs, target, _ in rows.batches(seed, epoch, training.batch_size, training.min_batches, sparse=False):
-            loss = F.cross_entropy(model(inputs), target)
+        batches = rows.batches(seed, epoch, training.batch_size, training.min_batches, sparse=False, merge=merge)
+        for inputs, target, times in batches:
+            losses = F.cross_entropy(model(inputs), target, reduction="none")
+            loss = (losses if times is None else losses * times).sum() / training.batch_size
             if penalty is not None:
                 loss = loss + penalty()
             loss.backward()

@@ -18,7 +18,8 @@ from binmask_dist.files import replacing, write_atomically
 OURS = "BinMask"
 RIVALS_IN_TIME = ("STG", "STG packaged", "LassoNet")
 NOTES = """\
-- All networks are trained by the same loop, with the paper's settings, but for those of LassoNet and *STG packaged*.
+- All networks but LassoNet's are trained on the same batches with the paper's settings, or with the package's for *STG
+  packaged*. A row that a small table has several times in a batch is computed once, for every method alike.
 - *STG* is the package's layer in front of the same network, in the protocol's loop, with the package's loss. *STG
   packaged* has the package's defaults for training as well, Adam at 1e-5 and batches of 100, with which a gate moves by
   about 1e-5 in a step: nearly all gates stay near one half, and almost any count has a cut there.

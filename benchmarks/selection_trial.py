@@ -26,6 +26,7 @@ from selection_data import PIXELS, RESULTS, Benchmark, add_options, load
 from selection_methods import METHODS, Choice, binmask_search, train
 
 from binmask_dist.files import write_atomically
+from binmask_dist.selection.network import is_row_by_row
 from binmask_dist.selection.rows import Rows
 from binmask_dist.training.environment import environment
 
@@ -84,7 +85,7 @@ def evaluate(benchmark: Benchmark, choice: Choice, trial: int) -> float:
     x, x_test = (np.ascontiguousarray(part, dtype=np.float32) for part in (x, x_test))
     torch.manual_seed(1_000_003 + trial)  # not the weights that the features were selected with
     model = data.make_network(len(columns), data.classes)
-    train(model, Rows(x, data.y, None, shape), data.training, 1_000_003 + trial)
+    train(model, Rows(x, data.y, None, shape), data.training, 1_000_003 + trial, is_row_by_row(model))
     model.eval()
     with torch.no_grad():
         outputs = torch.cat([model(part.view(-1, *shape)) for part in torch.from_numpy(x_test).split(1000)])

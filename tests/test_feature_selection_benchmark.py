@@ -197,6 +197,32 @@ def test_what_cannot_be_read_is_said_before_any_trial(benchmark, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_packages_that_are_missing_are_said_before_any_trial(benchmark, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(SystemExit, match=r"^lassonet and stg must be installed for these methods: pip install"):
+        benchmark.main(["--datasets", str(table), "--results", str(tmp_path / "results")])
+    assert not (tmp_path / "results" / "trials").exists()
+
+
+def test_a_row_that_is_in_a_batch_several_times_may_be_computed_once(benchmark, table):
+    import selection_methods
+
+    from binmask_dist.selection.rows import Rows
+
+    small = importlib.import_module("selection_data").load(str(table), benchmark.parse(["--epochs", "3"]))
+    data, _, _ = small.trial(0)
+    x = np.asarray(data.x, dtype=np.float32)
+    trained = {}
+    for merge in (False, True):
+        torch.manual_seed(0)
+        model = data.make_network(12, 2)
+        before = model[0].weight.detach().clone()
+        selection_methods.train(model, Rows(x, data.y, None, (12,)), data.training, 0, merge)
+        trained[merge] = model[0].weight.detach()
+    assert (trained[True] - before).abs().max() > 0.1
+    torch.testing.assert_close(trained[True], trained[False], rtol=1e-3, atol=1e-4)
+
+
 def test_rows_of_mnist(benchmark, tmp_path, monkeypatch):
     import selection_data
 
