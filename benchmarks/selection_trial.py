@@ -41,6 +41,10 @@ def counts_of(benchmark: Benchmark, results: Path) -> list[int]:
             print(f"{benchmark.name}: how many features?", flush=True)
             data, _, _ = benchmark.trial(0)
             selection = binmask_search(data, 0, benchmark.settings["count_lam"]).above_threshold()
+            if not selection.count:
+                raise SystemExit(
+                    f"with lam {selection.lam:g} no feature of {benchmark.name} is chosen: nothing to compare"
+                )
             write(path, {"n_t": selection.count, "settings": benchmark.settings})
     n_t = json.loads(path.read_text())["n_t"]
     return list(dict.fromkeys(n_t - i * (n_t // 5) for i in range(5)))

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -145,6 +146,7 @@ def test_dcp_makes_the_state_that_training_makes():
         (InputMask((3, 1, 1)), (2, 3, 4, 4), (slice(None), 1)),  # a channel
         (InputMask((5, 1)), (2, 5, 7), (slice(None), 1)),  # a token
         (InputMask(groups=[0, 1, 1, 2]), (2, 4), (slice(None), slice(1, 3))),  # one-hot columns
+        (InputMask(np.int64(3)), (2, 3), (slice(None), 1)),
         (InputMask(groups=[[0, 0], [1, 1]]), (2, 6, 2, 2), (slice(None), slice(None), 1)),  # pixels by rows
     ],
 )

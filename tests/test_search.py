@@ -70,6 +70,8 @@ def test_it_ends_and_says_so_where_no_cut_exists():
     assert not found.exact
     assert found.count == 30 and found.asked == 27  # the nearest
     assert found.steps == len(lams) <= 9
+    either = {0.5: np.zeros(4), 0.25: np.array([1.0, 1.0, 0.0, 0.0])}  # none, or two: as far from one
+    assert Search(lambda lam: Fit(lam, either.get(lam, either[0.25]), 0.0), 0.5, max_steps=3).exactly(1).count == 2
     closes_in = Search(fit, max_steps=60).exactly(27)
     assert not closes_in.exact and closes_in.steps < 30  # lam has no room left
 

@@ -19,6 +19,7 @@ from ranks import run_two_ranks
 from sklearn.datasets import dump_svmlight_file
 
 from binmask_dist import BinMaskSelector, make_accelerator
+from binmask_dist.selection.arff import read_arff
 from binmask_dist.selection.config import parse_select_config
 from binmask_dist.selection.main import main, select
 from binmask_dist.selection.table import read_table
@@ -167,10 +168,23 @@ def test_files_of_all_kinds(numbers, tmp_path):
         assert len(table.names) == 16 and table.groups is None
     assert read_table(tmp_path / "t.csv").names[3] == "c3"
 
+    frame.to_csv(tmp_path / "T.CSV", index=False)
+    assert read_table(tmp_path / "T.CSV", ignore=["c1"]).names[:2] == ["c0", "c2"]
+    np.savez(tmp_path / "named.npz", x=x, y=y, names=frame.columns[:16].to_numpy().astype(str))
+    fewer = read_table(tmp_path / "named.npz", ignore=["c1", "c3"])
+    assert fewer.names[:3] == ["c0", "c2", "c4"] and np.array_equal(fewer.x[:, 1], x[:, 2])
+    words = np.where(y, "yes", "no")
+    for labels in (words.astype(object), words):  # cells, and words of one length
+        scipy.io.savemat(tmp_path / "words.mat", {"x": x, "y": labels})
+        assert read_table(tmp_path / "words.mat").y.tolist() == words.tolist()
+
     (tmp_path / "a.arff").write_text(ARFF.replace("?", "2"))
     table = read_table(tmp_path / "a.arff", target="Tissue", ignore=["ID_REF"])
     assert table.names == ["1007_s at", "b"] and table.x.tolist() == [[1.5, 2.0], [2.5, 300.0]]
     assert table.y.tolist() == ["Breast", "Ovary two"]
+    quoted = ARFF.replace("?", "2").replace("'GSM 2'", '"GSM, 2"').replace("GSM1", r"'it\'s'")
+    (tmp_path / "q.arff").write_text(quoted)
+    assert read_arff(tmp_path / "q.arff")["ID_REF"].tolist() == ["it's", "GSM, 2"]
     sparse_rows = "@attribute a numeric\n@attribute b numeric\n@attribute class {u, v}\n@data\n{0 1}\n{1 2, 2 v}\n"
     (tmp_path / "s.arff").write_text(sparse_rows)
     table = read_table(tmp_path / "s.arff")
@@ -197,6 +211,9 @@ def test_tables_that_cannot_be_used(tmp_path):
         (table("a,b,label\n1,2,u\n3,4,\n", "7.csv"), {}, "target column 'label' has rows without a value"),
         (table("a,label\n1,u\n", "8.csv"), {}, "1 rows and 1 features: too few"),
         (table("no arff", "9.arff"), {}, "give --target"),
+        (table("0.5,2,1\n3,4,0\n5,6,1\n", "11.csv"), {"target": "-1"}, "numbers and no names; put a line of names"),
+        (table("1 1:0.5\n0 1:2\n", "12.svmlight"), {"target": "y"}, "leave out --target"),
+        (table("1 1:0.5\n0 1:2\n", "13.svmlight"), {"ignore": ["y"]}, "ignore_columns: there is no column 'y'"),
         (table("@attribute a numeric\n@attribute class {u}\n@data\n1\n", "10.arff"), {}, "a row has 1 values"),
         (table(ARFF, "11.arff"), {"target": "Tissue", "ignore": ["ID_REF"]}, "column 'b' has empty, NaN"),
         (table("no zip", "12.npz"), {}, "cannot be read as npz"),
@@ -223,6 +240,7 @@ def test_mistakes_end_with_one_sentence(numbers, tmp_path, capsys):
     x, y = numbers
     np.savez(tmp_path / "t.npz", x=x, y=y)
     np.savez(tmp_path / "one.npz", x=x, y=np.zeros(250))
+    (tmp_path / "taken" / "wandb").mkdir(parents=True)
     for arguments, message in (
         ({}, "give --data"),
         ({"data": tmp_path / "t.npz", "n_features": 17}, "from 1 to the number of features, 16, not 17"),
@@ -231,10 +249,11 @@ def test_mistakes_end_with_one_sentence(numbers, tmp_path, capsys):
         ({"data": tmp_path / "t.npz", "network": "lenet5_bn"}, "give --input_shape"),
         ({"data": tmp_path / "t.npz", "input_shape": [3, 3]}, "9 places, but there are 16 features"),
         ({"data": tmp_path / "t.npz", "lr": 1e12, "task": "regression"}, "lower lr"),
+        ({"data": tmp_path / "t.npz", "name": "taken"}, "holds a run already; give another --name\n"),
     ):
         with pytest.raises(SystemExit) as exit:
             main(parse_select_config(options(**{"epochs": 2, "run_root": tmp_path, **arguments})))
-        error = capsys.readouterr().err.splitlines()[-1]  # a warning of torch's may come first
+        error = capsys.readouterr().err.splitlines(keepends=True)[-1]  # a warning of torch's may come first
         assert exit.value.code == 1 and error.startswith("error: ") and message in error, error
     with pytest.raises(SystemExit):
         parse_select_config(["--n_feature=3"])

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -180,6 +182,8 @@ def test_pixels_for_a_network_of_ones_own():
     selector = BinMaskSelector(2, network=network, input_shape=(1, 6, 6), lam=0.1, **QUICK).fit(x, y)
     assert selector.get_support(indices=True).tolist() == [14, 21]
     assert set(seen) == {(36, 2)}
+    by_mlp = BinMaskSelector(2, input_shape=(6, 6), lam=0.1, **QUICK).fit(x, y)
+    assert by_mlp.get_support(indices=True).tolist() == [14, 21]
     with pytest.raises(ValueError, match="25 places, but there are 36"):
         BinMaskSelector(input_shape=(5, 5), **QUICK).fit(x, y)
     with pytest.raises(ValueError, match="torch module"):
@@ -194,6 +198,8 @@ def test_a_path_of_counts(table):
     assert selector.get_support().sum() == 4
     with pytest.raises(ValueError, match="at least one count"):
         selector.path(*table, counts=[])
+    with pytest.warns(ConvergenceWarning, match="no lam and cut gave 1 features within 1 steps"):
+        BinMaskSelector(max_steps=1, lam=1e-7, **{**QUICK, "epochs": 5}).path(*table, counts=[1, 15])
 
 
 def test_a_mask_in_the_first_layer_is_a_mask_in_front():
@@ -211,6 +217,14 @@ def test_a_mask_in_the_first_layer_is_a_mask_in_front():
         folded = torch.autograd.grad(masked(inputs).square().sum(), [mask.scale, masked[0].weight, masked[0].bias])
         torch.testing.assert_close((folded[0], folded[1].t(), folded[2]), expected)
     assert not behind_mask(nn.Conv2d(1, 1, 3), InputMask((4, 4)), (1, 4, 4))[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(
+            masked(x.to_sparse_csr()), network[:2](x * mask.scale).relu(), rtol=0.02, atol=0.02, check_dtype=False
+        )
+    network[1].weight.requires_grad_(False)
+    assert not behind_mask(network, InputMask(5), (5,))[0][0].weight.requires_grad
+    network[1].register_forward_hook(lambda *_: None)
+    assert not behind_mask(network, InputMask(5), (5,))[1]
 
 
 def test_every_number_of_processes_draws_the_same_global_batches():
@@ -255,6 +269,12 @@ def test_scaling():
     assert Scaling.of(kept).apply(kept).toarray().tolist() == [[0.0, -1.0, 0.0], [0.5, 1.0, 0.0], [1.0, 0.0, 0.0]]
     assert kept.toarray().tolist() == x.tolist()
     assert Scaling.of(x).varies.tolist() == [True, True, False]
+    for kind in (np.int8, np.uint8, np.int16):
+        ends = np.iinfo(kind)
+        whole = np.array([[ends.min], [ends.max]], dtype=kind)
+        assert Scaling.of(whole).apply(whole).tolist() == [[0.0], [1.0]]
+    lowest = sp.csr_matrix(np.array([[-128], [1]], dtype=np.int8))
+    assert Scaling.of(lowest).apply(lowest).toarray()[0] == [-1.0]
     for factor in (1e-39, 1e300):
         for extreme in (factor * x, sp.csr_matrix(factor * x)):
             scaled = Scaling.of(extreme).apply(extreme)
@@ -351,6 +371,32 @@ def test_settings_that_cannot_be(table):
             BinMaskSelector(3, **{**QUICK, name: value}).fit(*table)
     with pytest.raises(ValueError, match=r"loss is not finite .* lower lr"):
         BinMaskSelector(task="regression", **{**QUICK, "lr": 1e12}).fit(*table)
+    with pytest.raises(ValueError, match="class_weight is for classification"):
+        BinMaskSelector(task="regression", class_weight="balanced", **QUICK).fit(*table)
+    with pytest.raises(ValueError, match=r"answers with shape \(\d+, 1\) for \d+ rows; it must be \(\d+, 2\)"):
+        BinMaskSelector(network=lambda inputs, outputs: nn.Linear(inputs, 1), **QUICK).fit(*table)
+    normalised = nn.Sequential(nn.Linear(16, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="1 rows of a batch of 1, too few for batch normalisation; raise batch_size"):
+        BinMaskSelector(network=normalised, **{**QUICK, "batch_size": 1}).fit(*table)
+
+
+def test_a_network_with_one_flat_output_for_regression(table):
+    network = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
+    assert BinMaskSelector(network=network, task="regression", lam=1e-3, **QUICK).fit(*table).get_support().any()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_callers_accelerator_is_left_alone(table, precision):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=4)
+    try:
+        BinMaskSelector(**{**QUICK, "epochs": 2}).fit(*table)
+        BinMaskSelector(**{**QUICK, "epochs": 2}).fit(sp.csr_matrix(table[0]), table[1])
+        assert (accelerator.gradient_accumulation_steps, accelerator.mixed_precision) == (4, precision)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 def test_fewer_rows_than_a_batch(table):

@@ -17,6 +17,7 @@ from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from binmask_dist.method.wrapper import MaskedOptimizer
 
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP)
 
 
 class EngineError(RuntimeError):
@@ -155,9 +156,9 @@ def _check_what_runs(accelerator: Accelerator, asked: str) -> None:
 def _check_precision(accelerator: Accelerator) -> None:
     """Accelerate keeps the word and computes in fp32 where the device cannot do it: fp16 on a CPU."""
     precision, device = accelerator.mixed_precision, accelerator.device.type
-    by_engine = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+    by_engine = accelerator.distributed_type in SHARDING
     if precision != "no" and not (accelerator.native_amp or by_engine):
-        raise EngineError(f"mixed_precision {precision} does not run on this {device}: take bf16, or no")
+        raise EngineError(f"mixed_precision {precision} does not run on this {device}: take bf16, or fp32")
 
 
 def _running_engine(accelerator: Accelerator) -> str:

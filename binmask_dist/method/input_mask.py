@@ -11,6 +11,7 @@ nothing, so that s is b, the mask itself. A feature that is off is zero, and inp
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ class InputMask(nn.Module):
         if groups is None:
             assert shape is not None
             self.groups = None
-            size = (shape,) if isinstance(shape, int) else tuple(shape)
-            if not size or not all(isinstance(length, int) and length > 0 for length in size):
+            lengths: tuple[Any, ...] = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+            if not lengths or not all(isinstance(length, Integral) and int(length) > 0 for length in lengths):
                 raise ValueError(f"the shape of an InputMask must be positive whole numbers, not {shape!r}")
+            size = tuple(int(length) for length in lengths)
         else:
             numbers = torch.as_tensor(groups)
             if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.dim() == 0 or not numbers.numel():

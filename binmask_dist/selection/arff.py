@@ -1,6 +1,5 @@
 """ARFF files, as OpenML has them: numbers, nominal values and words, dense rows or sparse ones."""
 
-import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,9 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"""@attribute\s+(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\S+))\s+(.+)""", re.IGNORECASE)
 NUMBERS = ("numeric", "real", "integer")
+VALUE = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]*)"""  # in quotes of either kind, or plain
+CELL = re.compile(rf"\s*({VALUE})\s*,")
+SPARSE_CELL = re.compile(rf"(\d+)\s+({VALUE})")
 
 
 def read_arff(path: Path) -> dict[str, np.ndarray]:
@@ -29,8 +31,7 @@ def read_arff(path: Path) -> dict[str, np.ndarray]:
                 names.append(next(name for name in found.groups()[:3] if name is not None))
                 kind = found[4].strip()
                 numeric.append(kind.lower().split()[0] in NUMBERS)
-                values = next(csv.reader([kind.strip("{} ")], quotechar="'", skipinitialspace=True), [""])
-                defaults.append("0" if numeric[-1] else values[0])
+                defaults.append("0" if numeric[-1] else next(iter(_cells(kind.strip("{} "))), ""))
         rows = [row for row in _rows(file, defaults) if row]
     for row in rows:
         if len(row) != len(names):
@@ -50,13 +51,22 @@ def _rows(lines: Iterable[str], defaults: list[str]) -> Iterable[list[str]]:
         if not text or text.startswith("%"):
             continue
         sparse = text.startswith("{")
-        cells = next(csv.reader([text.strip("{}") if sparse else text], quotechar="'", skipinitialspace=True))
         if not sparse:
-            yield cells
+            yield _cells(text)
             continue
         row = defaults.copy()
-        for cell in cells:
-            place, _, value = cell.strip().partition(" ")
-            if place:
-                row[int(place)] = value.strip("'\" ")
+        for place, value in SPARSE_CELL.findall(text.strip("{}")):
+            row[int(place)] = _unquoted(value)
         yield row
+
+
+def _cells(text: str) -> list[str]:
+    """What commas part that are not in quotes."""
+    return [_unquoted(cell) for cell in CELL.findall(f"{text},")]
+
+
+def _unquoted(value: str) -> str:
+    value = value.strip()
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value

@@ -3,13 +3,15 @@
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, is_initialized
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -28,8 +30,20 @@ CLASSIFICATION_LR = 0.1  # the paper's
 REGRESSION_LR = 0.02  # gradients of squared errors have no bound, and at 0.1 their noise keeps every mask on
 
 
-class Diverged(ValueError):
-    """Training cannot go on; the text says what to do."""
+@contextmanager
+def accelerator_beside() -> Iterator[Accelerator]:
+    """One for a moment. Accelerate shares its state between all of them: the caller's own stays as it was."""
+    precision = AcceleratorState().mixed_precision if is_initialized() else None
+    gradients = GradientState()
+    before = gradients.plugin_kwargs
+    try:
+        yield make_accelerator(mixed_precision=precision)
+    finally:
+        gradients.plugin_kwargs = before
+
+
+class CannotFit(ValueError):
+    """Training cannot start or go on; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ class Fitter:
         *,
         varies: np.ndarray,  # of each mask: those of constant features learn nothing, and count as off
         regression: bool,
+        outputs: int,  # of the network
         seed: int,
         verbose: bool = False,
         log: Callable[[Record], None] | None = None,
@@ -85,6 +100,7 @@ class Fitter:
         self.training = training
         self.varies = varies
         self.regression = regression
+        self.outputs = outputs
         self.seed = seed
         self.verbose = verbose
         self.log = log
@@ -92,12 +108,12 @@ class Fitter:
 
     def __call__(self, lam: float) -> Fit:
         start = time.perf_counter()
-        accelerator = make_accelerator()  # of each fit: it keeps what it has prepared
-        device = accelerator.device
-        with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            torch.manual_seed(self.seed)
-            smoothed = self._train(lam, accelerator)
+        with accelerator_beside() as accelerator:  # of each fit: it keeps what it has prepared
+            device = accelerator.device
+            with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+                torch.manual_seed(self.seed)
+                smoothed = self._train(lam, accelerator)
         return Fit(lam, smoothed, time.perf_counter() - start)
 
     def _train(self, lam: float, accelerator: Accelerator) -> np.ndarray:
@@ -132,7 +148,7 @@ class Fitter:
                 group["lr"] = training.rate(epoch)
             loss = self._epoch(model, prepared, epoch, accelerator, sparse=sparse, merge=merge)
             if not math.isfinite(loss):
-                raise Diverged(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
+                raise CannotFit(f"the loss is not finite in epoch {epoch + 1} with lr {training.lr:g}; lower lr")
             if self.log is not None:
                 self.log(self._record(lam, epoch, loss, self._smoothed(binmask)))
         return self._smoothed(binmask)
@@ -144,7 +160,13 @@ class Fitter:
         total = torch.zeros((), device=accelerator.device)
         batches = self.rows.batches(self.seed, epoch, training.batch_size, training.min_batches, sparse, merge)
         count = 0
+        least_rows = 2 if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()) else 0
         for inputs, target, weight in batches:
+            if len(target) < least_rows:
+                raise CannotFit(
+                    f"a process has {len(target)} rows of a batch of {training.batch_size}, too few for batch "
+                    "normalisation; raise batch_size"
+                )
             inputs, target = inputs.to(accelerator.device), target.to(accelerator.device)
             losses = self._losses(model(inputs), target)
             if weight is not None:
@@ -160,8 +182,14 @@ class Fitter:
         return float(accelerator.reduce(total, "mean")) / count
 
     def _losses(self, outputs: Tensor, target: Tensor) -> Tensor:
-        if self.regression:
-            return F.mse_loss(outputs.squeeze(1), target, reduction="none")
+        rows = len(target)
+        if self.regression and outputs.shape in ((rows, 1), (rows,)):
+            return F.mse_loss(outputs.reshape(-1), target, reduction="none")
+        if self.regression or outputs.shape != (rows, self.outputs):
+            raise CannotFit(
+                f"the network answers with shape {tuple(outputs.shape)} for {rows} rows; it must be "
+                f"{(rows, self.outputs)}"
+            )
         return F.cross_entropy(outputs, target, reduction="none")
 
     def _record(self, lam: float, epoch: int, loss: float, smoothed: np.ndarray) -> Record:

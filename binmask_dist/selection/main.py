@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from binmask_dist.engines.accelerator import make_accelerator
 from binmask_dist.selection import outputs
 from binmask_dist.selection.config import SelectConfig
-from binmask_dist.selection.fitting import CLASSIFICATION_LR, REGRESSION_LR, Diverged, Training
+from binmask_dist.selection.fitting import CLASSIFICATION_LR, REGRESSION_LR, CannotFit, Training
 from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.table import Table, read_table
 from binmask_dist.training.environment import environment
@@ -86,19 +86,19 @@ def search(
     folder: RunFolder,
 ) -> list[dict[str, Any]]:
     """All counts that were asked for, from one set of fits."""
-    finder = problem.search(
-        accelerator,
-        training,
-        network=network_of(config),
-        start=config.lam,
-        max_steps=config.max_steps,
-        seed=config.seed,
-        verbose=sys.stderr.isatty(),
-        log=tracking.log,
-    )
     try:
+        finder = problem.search(
+            accelerator,
+            training,
+            network=network_of(config),
+            start=config.lam,
+            max_steps=config.max_steps,
+            seed=config.seed,
+            verbose=sys.stderr.isatty(),
+            log=tracking.log,
+        )
         selections = [problem.select(finder, count) for count in config.counts or (None,)]
-    except Diverged as error:
+    except CannotFit as error:
         raise RunError(str(error)) from error
     results = [outputs.describe(selection, problem, table.names) for selection in selections]
     for result in results:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,17 @@ class MaskedLinear(nn.Module):
     def __init__(self, mask: InputMask, linear: nn.Linear) -> None:
         super().__init__()
         self.mask = mask
-        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+        weight = linear.weight.detach().t().contiguous()
+        self.weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight * self.mask.mask[:, None]
-        product = x @ weight if x.layout == torch.strided else torch.sparse.mm(x, weight)
+        if x.layout == torch.strided:
+            product = x @ weight
+        else:
+            with torch.autocast(x.device.type, enabled=False):  # sparse products are not there in bf16
+                product = torch.sparse.mm(x, weight)
         return product if self.bias is None else product + self.bias
 
 
@@ -55,6 +61,13 @@ def behind_mask(network: nn.Module, mask: InputMask, example_shape: Sequence[int
         layers = list(network.children())
         if layers and type(layers[0]) is nn.Flatten:  # of what is flat already
             layers = layers[1:]
-        if layers and type(layers[0]) is nn.Linear:
+        if layers and _is_plain_linear(layers[0]):
             return nn.Sequential(MaskedLinear(mask, layers[0]), *layers[1:]), True
     return nn.Sequential(mask, network), False
+
+
+def _is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is nothing but a weight and a bias: no normalised weight, no hook that somebody has put there."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    is_linear = type(module) is nn.Linear and set(dict(module.named_parameters())) <= {"weight", "bias"}
+    return is_linear and not any(hooks)

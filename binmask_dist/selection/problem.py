@@ -1,6 +1,7 @@
 """What is asked: a table, its target, and how many features. Checked here for the estimator and the command alike."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -11,8 +12,9 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from torch import nn
 
+from binmask_dist.engines.accelerator import SHARDING
 from binmask_dist.method.input_mask import InputMask
-from binmask_dist.selection.fitting import Fitter, Record, Training
+from binmask_dist.selection.fitting import CannotFit, Fitter, Record, Training
 from binmask_dist.selection.network import mlp
 from binmask_dist.selection.rows import Matrix, Rows, Scaling
 from binmask_dist.selection.search import Search, Selection
@@ -46,6 +48,8 @@ class Problem:
         self.regression = _is_regression(y, task)
         self.classes: np.ndarray | None = None
         if self.regression:
+            if class_weight is not None:
+                raise ValueError("class_weight is for classification, and y holds numbers; leave it out")
             target = y.astype(np.float64)
             spread = target.std()
             self.target = ((target - target.mean()) / (spread if spread > 0 else 1.0)).astype(np.float32)
@@ -101,16 +105,22 @@ class Problem:
         log: Callable[[Record], None] | None = None,
     ) -> Search:
         """Ready to be asked for features, on all processes of the accelerator together."""
+        if accelerator.distributed_type in SHARDING:
+            raise CannotFit(
+                "feature selection runs on one process or under DDP: its networks are small, and "
+                f"{accelerator.distributed_type.value} would cut them up; leave that out of Accelerate's configuration"
+            )
         rank, world = accelerator.process_index, accelerator.num_processes
         rows = Rows(self.x, self.target, self.weight, self.example_shape, rank, world)
         outputs = 1 if self.classes is None else len(self.classes)
         fitter = Fitter(
             rows,
-            lambda: _make_network(network, self.features, outputs),
+            lambda: _make_network(network, self.example_shape, outputs),
             self._make_mask,
             training,
             varies=self.varies,
             regression=self.regression,
+            outputs=outputs,
             seed=seed,
             verbose=verbose,
             log=log,
@@ -161,9 +171,10 @@ def _example_shape(input_shape: Sequence[int] | None, features: int) -> tuple[in
     return shape
 
 
-def _make_network(network: Network, inputs: int, outputs: int) -> nn.Module:
+def _make_network(network: Network, example_shape: Sequence[int], outputs: int) -> nn.Module:
+    inputs = math.prod(example_shape)
     if network is None:
-        return mlp(inputs, outputs)
+        return mlp(inputs, outputs) if len(example_shape) == 1 else nn.Sequential(nn.Flatten(), *mlp(inputs, outputs))
     if isinstance(network, nn.Module):
         return copy.deepcopy(network)
     made = network(inputs, outputs)

@@ -22,17 +22,17 @@ BLOCK = 2**20  # cells of a table that are worked on at a time, so that no secon
 class Scaling:
     """Features to [0, 1]; sparse ones are divided by their largest absolute value, so that zeros stay zeros."""
 
-    low: np.ndarray
+    low: np.ndarray  # both fp64: small whole numbers would wrap around
     width: np.ndarray  # zero where a feature is constant
 
     @classmethod
     def of(cls, x: Matrix) -> "Scaling":
         if sp.issparse(x):
-            low, high = _extremes(x)
+            low, high = (extreme.astype(np.float64) for extreme in _extremes(x))
             largest = np.maximum(np.abs(low), np.abs(high))
             return cls(np.zeros_like(largest), np.where(low == high, 0.0, largest))
-        low, high = x.min(axis=0), x.max(axis=0)
-        return cls(low, high.astype(np.float64) - low)
+        low, high = x.min(axis=0).astype(np.float64), x.max(axis=0).astype(np.float64)
+        return cls(low, high - low)
 
     @property
     def varies(self) -> np.ndarray:

@@ -5,7 +5,7 @@
 
 The search starts at 1e-3, doubles or halves lam until one fit has too many features and one too few, and then tries the
 geometric mean of the two that are nearest. It ends with a cut, after a number of fits, or when lam has no room left;
-without a cut the answer is the nearest count that some cut does give.
+without a cut the answer is the nearest count that some cut does give; of two, the larger one.
 """
 
 import math
@@ -123,7 +123,8 @@ class Search:
             found = self._with_cut(count)
         if found is None:
             options = [(fit, nearest_cut(fit.smoothed, count)) for fit in self.fits.values()]
-            found = min(options, key=lambda option: abs(int((option[0].smoothed >= option[1]).sum()) - count))
+            counts = [int((fit.smoothed >= cut).sum()) for fit, cut in options]
+            found = options[min(range(len(options)), key=lambda i: (abs(counts[i] - count), -counts[i]))]
         fit, cut = found
         new = [self.fits[lam] for lam in self.fits if lam not in before]
         seconds = sum(one.seconds for one in new)

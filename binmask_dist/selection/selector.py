@@ -12,8 +12,7 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 
-from binmask_dist.engines.accelerator import make_accelerator
-from binmask_dist.selection.fitting import CLASSIFICATION_LR, REGRESSION_LR, Training
+from binmask_dist.selection.fitting import CLASSIFICATION_LR, REGRESSION_LR, Training, accelerator_beside
 from binmask_dist.selection.problem import Network, Problem, Task
 from binmask_dist.selection.search import START, Search, Selection
 
@@ -91,7 +90,7 @@ class BinMaskSelector(SelectorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BinMaskSelector":
         problem, search = self._prepare(X, y, sample_weight, [] if self.n_features is None else [self.n_features])
-        self._take(problem, problem.select(search, self.n_features))
+        self._take(problem, self._select(problem, search, self.n_features))
         return self
 
     def path(self, X: Any, y: Any, counts: Sequence[int], sample_weight: Any = None) -> list[Selection]:
@@ -103,7 +102,7 @@ class BinMaskSelector(SelectorMixin, BaseEstimator):
         if not len(counts):
             raise ValueError("give at least one count")
         problem, search = self._prepare(X, y, sample_weight, counts)
-        selections = [problem.select(search, count) for count in counts]
+        selections = [self._select(problem, search, count) for count in counts]
         self._take(problem, selections[-1])
         return selections
 
@@ -127,22 +126,33 @@ class BinMaskSelector(SelectorMixin, BaseEstimator):
         )
         for count in counts:
             problem.check_count(count)
-        accelerator = make_accelerator()
-        seed = [int(check_random_state(self.random_state).randint(2**31 - 1))]
-        broadcast_object_list(seed)
         settings = {name: getattr(self, name) for name in Training.__dataclass_fields__}
         if self.lr is None:
             settings["lr"] = REGRESSION_LR if problem.regression else CLASSIFICATION_LR
-        search = problem.search(
-            accelerator,
-            Training(**settings),
-            network=self.network,
-            start=START if self.lam is None else self.lam,
-            max_steps=self.max_steps,
-            seed=seed[0],
-            verbose=bool(self.verbose),
-        )
+        with accelerator_beside() as accelerator:
+            seed = [int(check_random_state(self.random_state).randint(2**31 - 1))]
+            broadcast_object_list(seed)
+            search = problem.search(
+                accelerator,
+                Training(**settings),
+                network=self.network,
+                start=START if self.lam is None else self.lam,
+                max_steps=self.max_steps,
+                seed=seed[0],
+                verbose=bool(self.verbose),
+            )
         return problem, search
+
+    def _select(self, problem: Problem, search: Search, count: int | None) -> Selection:
+        selection = problem.select(search, count)
+        if not selection.exact:
+            warnings.warn(
+                f"no lam and cut gave {selection.asked} features within {selection.steps} steps; {selection.count} are "
+                "chosen, the nearest count that was found. Raise max_steps or epochs, or take another random_state",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return selection
 
     def _take(self, problem: Problem, selection: Selection) -> None:
         self.selection_ = selection
@@ -155,13 +165,6 @@ class BinMaskSelector(SelectorMixin, BaseEstimator):
         self.exact_ = selection.exact
         if problem.classes is not None:
             self.classes_ = problem.classes
-        if not selection.exact:
-            warnings.warn(
-                f"no lam and cut gave {selection.asked} features within {selection.steps} steps; {selection.count} are "
-                "chosen, the nearest count that was found. Raise max_steps or epochs, or take another random_state",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
 
     def _get_support_mask(self) -> np.ndarray:
         check_is_fitted(self, "support_")

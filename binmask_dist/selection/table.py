@@ -5,7 +5,7 @@ Words become ones and zeros, one column for each, which form a group and are cho
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ USUAL_INPUTS = ("x", "data", "features", "inputs")
 SVMLIGHT = (".svmlight", ".svm", ".libsvm")
 MOST_WORDS = 1000  # in a column that is made into one column for each of its words
 CSR_PARTS = {"data", "indices", "indptr", "shape"}
+WITHOUT_TYPES = (".csv", ".tsv", ".txt")  # their first line is taken for names, whatever it holds
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,44 @@ def read_table(path: str | Path, target: str = "", ignore: Sequence[str] = ()) -
     path = Path(path).expanduser()
     if not path.is_file():
         raise RunError(f"there is no file {path}")
+    suffix = path.suffix.lower()
     try:
-        if path.suffix in SVMLIGHT:
-            table = _read_svmlight(path)
-        elif path.suffix == ".npz":
+        if suffix in SVMLIGHT:
+            if target:
+                raise RunError("svmlight files begin every row with its target; leave out --target")
+            table = _without(_read_svmlight(path), ignore)
+        elif suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 parts = CSR_PARTS if set(arrays.files) >= CSR_PARTS else set()
                 others = dict(_readable(arrays, leave=parts))
-                table = _from_arrays(others, target, sp.load_npz(path) if parts else None)
-        elif path.suffix == ".mat":
-            arrays = {key: value for key, value in scipy.io.loadmat(path).items() if not key.startswith("__")}
-            table = _from_arrays(arrays, target)
+                table = _without(_from_arrays(others, target, sp.load_npz(path) if parts else None), ignore)
+        elif suffix == ".mat":
+            loaded = {key: value for key, value in scipy.io.loadmat(path).items() if not key.startswith("__")}
+            table = _without(_from_arrays({key: _words(value) for key, value in loaded.items()}, target), ignore)
         else:
-            columns = read_arff(path) if path.suffix == ".arff" else _read_columns(path)
+            columns = read_arff(path) if suffix == ".arff" else _read_columns(path)
             table = _from_columns(columns, target, ignore)
     except (ValueError, NotImplementedError, OSError, scipy.io.matlab.MatReadError) as error:
-        raise RunError(f"{path} cannot be read as {path.suffix.lstrip('.') or 'a table'}: {error}") from error
+        raise RunError(f"{path} cannot be read as {suffix.lstrip('.') or 'a table'}: {error}") from error
     _check_cells(table)
     return table
+
+
+def _without(table: Table, ignore: Sequence[str]) -> Table:
+    """The table less some features."""
+    for name in ignore:
+        _existing(table.names, name, "ignore_columns")
+    kept = [place for place, name in enumerate(table.names) if name not in ignore]
+    return replace(table, x=table.x[:, kept], names=[table.names[place] for place in kept]) if ignore else table
+
+
+def _words(array: Any) -> Any:
+    """MATLAB's cells of words, and its words of one length, filled up with blanks, as numpy has them."""
+    if sp.issparse(array):
+        return array
+    if array.dtype == object and all(isinstance(cell, np.ndarray) and cell.size == 1 for cell in array.flat):
+        array = np.array([cell.item() for cell in array.flat])
+    return np.char.rstrip(array) if array.dtype.kind in "US" else array
 
 
 def _read_svmlight(path: Path) -> Table:
@@ -109,6 +130,8 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
 
     splits = open_splits(str(path))
     table = next(iter(splits.values())).data.table
+    if path.suffix.lower() in WITHOUT_TYPES and _are_values(table.column_names):
+        raise RunError(f"the first line of {path} has numbers and no names; put a line of names before it")
     columns = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -121,6 +144,15 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
         else:
             columns[name] = column.to_numpy(zero_copy_only=False)
     return columns
+
+
+def _are_values(names: Sequence[str]) -> bool:
+    """Whether all names are numbers, but not those of columns that are counted from 0 or 1."""
+    try:
+        numbers = [float(name) for name in names]
+    except ValueError:
+        return False
+    return all(numbers != list(range(start, start + len(names))) for start in (0, 1))
 
 
 def _from_columns(columns: dict[str, np.ndarray], target: str, ignore: Sequence[str]) -> Table:

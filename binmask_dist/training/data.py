@@ -107,6 +107,7 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     path = Path(name).expanduser()
+    suffix = path.suffix.lower()
     if name == "digits":
         return _streams(digits()) if streaming else dict(digits())
     try:
@@ -115,11 +116,11 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
             splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
             return _streams(splits) if streaming else dict(splits)
         if path.is_file():
-            if path.suffix not in FORMATS:
+            if suffix not in FORMATS:
                 raise RunError(f"the file {name} is of no known kind; the ending must be one of {', '.join(FORMATS)}")
-            builder, options = FORMATS[path.suffix]
+            builder, options = FORMATS[suffix]
             return dict(datasets.load_dataset(builder, data_files=str(path), streaming=streaming, **options))
-        is_path = path.suffix in FORMATS or name.startswith((".", "/", "~")) or name.count("/") > 1
+        is_path = suffix in FORMATS or name.startswith((".", "/", "~")) or name.count("/") > 1
         if is_path and not path.exists():
             raise RunError(f"there is no file or folder {name}")
         return dict(datasets.load_dataset(str(path), configuration or None, streaming=streaming))

@@ -4,12 +4,11 @@ from accelerate import Accelerator, DistributedType
 from torch import nn
 
 from binmask_dist import MaskedOptimizer, patch
+from binmask_dist.engines.accelerator import SHARDING
 from binmask_dist.methods import METHODS, Settings, make_method
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.optimizers import make_optimizer
 from binmask_dist.training.tasks.base import RunError
-
-SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP)
 
 
 def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerator, steps: int) -> MaskedOptimizer:

@@ -30,7 +30,7 @@ from binmask_dist.training.tasks.base import RunError
 FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "accumulation"}
 FREE |= {"compile", "mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
 
-LOCK = ".lock"
+LOCK, CONFIG, ENVIRONMENT = ".lock", "config.json", "environment.json"
 LOCK_LIMIT, LOCK_INTERVAL = 8.0, 0.2  # seconds
 
 
@@ -80,7 +80,7 @@ class RunFolder:
 
     def add_environment(self, environment: dict[str, Any]) -> None:
         """One entry for every start: a resumed run may go on elsewhere."""
-        path = self.path / "environment.json"
+        path = self.path / ENVIRONMENT
         before = json.loads(path.read_text()) if self.accelerator.is_main_process and path.exists() else []
         self.write_json(path.name, [*before, environment])
 
@@ -90,12 +90,12 @@ def _choose(config: TrainConfig) -> Path:
     if config.name:
         path = root / config.name
         if config.resume == "never":
-            _refuse_what_is_there(path)
-        if config.resume == "must" and not (path / "config.json").exists():
+            _refuse_what_is_there(path, config)
+        if config.resume == "must" and not (path / CONFIG).exists():
             raise RunError(f"there is no run in {path} to go on with; leave out --resume to start one")
         return path
     if config.resume != "never":
-        same = [file.parent for file in root.glob("*/config.json") if not _differences(file, config)]
+        same = [file.parent for file in root.glob(f"*/{CONFIG}") if not _differences(file, config)]
         if same:
             return max(same, key=lambda path: path.stat().st_mtime)
         if config.resume == "must":
@@ -112,9 +112,9 @@ def _take(path: Path, config: TrainConfig) -> IO:
     lock = (path / LOCK).open("w")
     _wait_for(lock, path)
     if config.resume == "never":
-        _refuse_what_is_there(path)  # another process may have been there since it was chosen
-    file = path / "config.json"
-    if not file.exists():
+        _refuse_what_is_there(path, config)  # another process may have been there since it was chosen
+    file = path / CONFIG
+    if not file.exists() or not _has_begun(path):
         write_atomically(file, json.dumps(asdict(config), indent=2) + "\n")
     elif different := _differences(file, config):
         key, before, now = different[0]
@@ -122,10 +122,17 @@ def _take(path: Path, config: TrainConfig) -> IO:
     return lock
 
 
-def _refuse_what_is_there(path: Path) -> None:
-    """But for the lock, which is all that is left of a run that was killed before it began."""
-    if path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
-        raise RunError(f"{path} holds a run already; give another --name, or --resume to go on with it")
+def _has_begun(path: Path) -> bool:
+    """Whether a run has left more than what it was told: one that was told a mistake, or killed, has not."""
+    return path.exists() and any(entry.name not in (LOCK, CONFIG, ENVIRONMENT) for entry in path.iterdir())
+
+
+def _refuse_what_is_there(path: Path, config: TrainConfig) -> None:
+    if _has_begun(path):
+        can_resume = "resume" in asdict(config)
+        raise RunError(
+            f"{path} holds a run already; give another --name" + (", or --resume to go on with it" * can_resume)
+        )
 
 
 def _wait_for(lock: IO, path: Path) -> None:
