@@ -2,13 +2,14 @@
 
 import tracemalloc
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, GradientState
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -20,6 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
 from binmask_dist import BinMaskSelector, InputMask
+from binmask_dist.selection.fitting import Training
 from binmask_dist.selection.network import MaskedLinear, behind_mask, is_row_by_row, mlp
 from binmask_dist.selection.problem import Problem
 from binmask_dist.selection.rows import Rows, Scaling
@@ -378,6 +380,12 @@ def test_settings_that_cannot_be(table):
     normalised = nn.Sequential(nn.Linear(16, 2), nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match="1 rows of a batch of 1, too few for batch normalisation; raise batch_size"):
         BinMaskSelector(network=normalised, **{**QUICK, "batch_size": 1}).fit(*table)
+
+
+def test_engines_that_cut_networks_up_are_refused(table):
+    for engine in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        with pytest.raises(ValueError, match="on one process or under DDP"):
+            Problem(*table).search(SimpleNamespace(distributed_type=engine), Training(), start=1e-3)
 
 
 def test_a_network_with_one_flat_output_for_regression(table):
