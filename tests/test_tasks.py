@@ -226,6 +226,15 @@ def test_bad_options_for_images(options: dict[str, Any], message: str, pictures:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("augment", ["", "flip"])
+def test_an_image_that_cannot_be_read(augment: str, pictures: Path) -> None:
+    (pictures / "train" / "dark" / "7.png").write_bytes(b"no image")
+    with pytest.raises(RunError, match=r"7.png, in the column 'image', cannot be read: cannot identify image file"):
+        task = make_task(image_config(pictures, augment=augment))
+        for index in range(len(task.train)):  # type: ignore[arg-type]
+            task.train[index]
+
+
 def test_arguments_that_a_model_does_not_take(pictures: Path, vit: Path) -> None:
     task = make_task(image_config(pictures, model_args={"depht": 3}))
     with pytest.raises(RunError, match=r"timm cannot make test_resnet with .*depht=3: .*unexpected keyword"):
@@ -335,6 +344,7 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
     ("options", "message"),
     [
         ({"input_columns": ()}, r"more than one column with texts \(text, other, opinion\)"),
+        ({"input_columns": ("label",)}, "the column 'label' cannot be an input: it must hold texts"),
         ({"input_columns": ("txt",)}, "no column 'txt' among text, other, opinion, label; did you mean 'text'"),
         ({"max_length": 64}, "max_length 64 is more than the 32 tokens that"),
         ({"model_args": {"vocab_size": 8}}, r"tokenizer has 15 tokens, but the model knows 8; .*vocab_size: 15"),
@@ -521,6 +531,16 @@ def test_tables_that_cannot_be_used(columns: dict, options: dict[str, Any], mess
     DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
     with pytest.raises(RunError, match=message):
         make_task(table_config(tmp_path / "data", **options))
+
+
+def test_a_column_of_one_part_alone(tmp_path: Path) -> None:
+    train = Dataset.from_dict({"a": [1, 2, 3, 4], "b": [1, 2, 3, 4], "y": [0, 1, 0, 1]})
+    DatasetDict(train=train, test=train.remove_columns("b")).save_to_disk(tmp_path / "data")
+    message = "the column 'b' is in the training data and not in the test data; add it there"
+    for options in ({}, {"input_columns": ("a", "b")}):
+        with pytest.raises(RunError, match=message):
+            make_task(table_config(tmp_path / "data", **options))
+    assert make_task(table_config(tmp_path / "data", input_columns=("a",))).train.tensors[0].shape == (4, 1)
 
 
 def test_a_column_of_too_many_words(tmp_path: Path) -> None:

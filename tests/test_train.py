@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 from binmask_dist.packed_masks import load_masks
+from binmask_dist.training import report
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.data import digits
@@ -185,7 +186,9 @@ def test_a_precision_that_would_not_run_gets_one_sentence(capsys: pytest.Capture
     with pytest.raises(SystemExit) as left:
         main(TrainConfig(mixed_precision="fp16"))
     assert left.value.code == 1
-    assert capsys.readouterr().err == "error: mixed_precision fp16 does not run on this cpu: take bf16, or no\n"
+    assert (
+        capsys.readouterr().err == "error: mixed_precision fp16 does not run on this cpu: take bf16, or leave it out\n"
+    )
 
 
 def test_bf16(tmp_path: Path) -> None:
@@ -211,10 +214,12 @@ def test_early_stopping_keeps_the_best_epoch(tmp_path: Path) -> None:
 
 
 def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"the loss is NaN or inf at step .*; the last good checkpoint is kept"):
+    with pytest.raises(RunError, match=r"the loss is NaN or inf at step .*; there is no checkpoint yet: start anew"):
         train_here(tmp_path, "stop", lr=1e20)
+    with pytest.raises(RunError, match=r"the loss is NaN or inf at step .*; the last good checkpoint is kept"):
+        train_here(tmp_path, "kept", lr=1e20, checkpoint_every=1)
     # the only step of an epoch: its loss is finite, and what it leaves is not
-    with pytest.raises(RunError, match=r"the test loss is NaN or inf at step 1; the last good checkpoint is kept"):
+    with pytest.raises(RunError, match=r"the test loss is NaN or inf at step 1; there is no checkpoint yet"):
         train_here(tmp_path, "last", lr=1e20, steps_per_epoch=1)
     assert not list((tmp_path / "last").glob("checkpoints/*"))
     with pytest.warns(UserWarning, match="a gradient is NaN or inf"):
@@ -230,6 +235,8 @@ SLOW_MASKS = dict(model="mlp_bn", mask_lr=1e-3, epochs=30)  # most are still on 
 def test_steering_ends_at_the_sparsity_that_was_asked_for(tmp_path: Path, target: float, values: dict) -> None:
     folder = train_here(tmp_path, "steered", **{"warmup": 0.1, "target_sparsity": target, **values})
     assert abs(result(folder)["sparsity"] - target) <= 0.005
+    assert report.table(result(folder), folder).count(f"{target:.2%}, met") == 1
+    assert "90.00%, MISSED" in report.table({**result(folder), "target_sparsity": 0.9, "sparsity": 0.88}, folder)
     assert result(folder)["test_accuracy"] > 0.95
     assert len({record["lam"] for record in records(folder, "step")}) > 3
 
@@ -284,7 +291,11 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
     ("values", "text"),
     [
         ({"optimizer": "adamv"}, "no optimizer is called 'adamv'; did you mean"),
-        ({"optimizer_args": {"speed": 3}}, "the optimizer 'sgd' cannot be made"),
+        ({"optimizer_args": {"speed": 3}}, "optimizer_args: the optimizer 'sgd' takes no 'speed'"),
+        ({"optimizer_args": {"nestrov": True}}, "takes no 'nestrov'; did you mean 'nesterov'?"),
+        ({"optimizer": "AdamW", "optimizer_args": {"beta": 0.9}}, "takes no 'beta'; did you mean 'betas'?"),
+        ({"optimizer": "AdamW", "optimizer_args": {"eps": -1.0}}, "the optimizer 'AdamW' cannot be made"),
+        ({"optimizer": "SparseAdam"}, "no optimizer is called 'SparseAdam'"),
         ({"targets": "nothing_matches"}, "nothing_matches"),
         ({"targets": "("}, "is not a valid regular expression"),
         ({"model": "resnet8"}, "resnet8"),
@@ -297,6 +308,16 @@ def test_bad_values_get_one_sentence(tmp_path: Path, values: dict, text: str) ->
         train_here(tmp_path, "bad", **values)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_mistake_does_not_take_the_name_of_a_run(tmp_path: Path) -> None:
+    for mistake in ({"optimizer": "adamww"}, {"targets": "nothing_matches", "resume": "auto"}):
+        with pytest.raises(RunError):
+            train_here(tmp_path, "again", **mistake)
+    folder = train_here(tmp_path, "again", epochs=1, optimizer="adamw")
+    assert json.loads((folder / "config.json").read_text())["optimizer"] == "adamw"
+    with pytest.raises(RunError, match="again holds a run already; give another --name, or --resume"):
+        train_here(tmp_path, "again", epochs=1, optimizer="adamw")
 
 
 def test_a_misspelt_key_names_the_nearest() -> None:
@@ -320,6 +341,10 @@ def parse_error(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--xyz"], "unknown key 'xyz': --help lists the keys."),
         (["--lam=much"], 'Parser key "lam": Expected a'),
         (["--epochs=0"], "epochs must be above zero, not 0"),
+        (["--patience=-1"], "patience must not be below zero, but it is -1"),
+        (["--seed=-1"], "seed must not be below zero"),
+        (["--momentum=2"], "momentum must be from 0 to below 1, not 2"),
+        (["--lr_warmup_epochs=5", "--epochs=2"], "lr_warmup_epochs is 5, more than the 2 epochs there are"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--target_sparsity=0.9", "--patience=3"], "patience goes back to an epoch of any sparsity"),
         (["--target_sparsity=0.9", "--lam=0"], "target_sparsity steers lam, which must start above zero"),

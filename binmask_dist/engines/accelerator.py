@@ -158,7 +158,7 @@ def _check_precision(accelerator: Accelerator) -> None:
     precision, device = accelerator.mixed_precision, accelerator.device.type
     by_engine = accelerator.distributed_type in SHARDING
     if precision != "no" and not (accelerator.native_amp or by_engine):
-        raise EngineError(f"mixed_precision {precision} does not run on this {device}: take bf16, or fp32")
+        raise EngineError(f"mixed_precision {precision} does not run on this {device}: take bf16, or leave it out")
 
 
 def _running_engine(accelerator: Accelerator) -> str:

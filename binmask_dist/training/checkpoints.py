@@ -38,6 +38,11 @@ class Checkpoints:
     def save_best(self, step: int, extra: dict[str, Any]) -> bool:
         return self._add("best", step, 1, extra)
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is one to go on from."""
+        return bool(self._complete("step"))
+
     def load_newest(self) -> dict[str, Any] | None:
         """Load the newest that can be read, and return its extra; None if there is none at all."""
         return self._load(list(reversed(self._complete("step"))))

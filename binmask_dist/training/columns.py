@@ -73,7 +73,11 @@ def find_image(features: Features, asked: Sequence[str]) -> str:
 def find_texts(features: Features, asked: Sequence[str], label: str, most: int) -> list[str]:
     """One column, or as many as `most` if they are asked for."""
     found = [name for name, feature in features.items() if is_text(feature) and name != label]
-    return _choose(features, asked, found, "texts", most)
+    chosen = _choose(features, asked, found, "texts", most)
+    for name in chosen:
+        if name not in found:
+            raise RunError(f"the column '{name}' cannot be an input: it must hold texts, and not the label")
+    return chosen
 
 
 def find_table(features: Features, asked: Sequence[str], label: str) -> list[str]:

@@ -46,7 +46,7 @@ class TrainConfig:
     input_columns: tuple[str, ...] = option((), "columns with the input; empty: found")
     label_column: str = option("", "column with the class; empty: found")
     streaming: bool = option(False, "read the training data as it comes, for what does not fit on the disk")
-    steps_per_epoch: int = option(0, "length of an epoch; needed with streaming; 0: all training data")
+    steps_per_epoch: int = option(0, "most steps in an epoch; needed with streaming; 0: all training data")
     shuffle_buffer: int = option(10_000, "with streaming: examples among which the next is chosen at random")
     image_size: int = option(16, "images are resized to this many pixels, both ways")
     augment: str = option("", "none if empty; flip, crop, or one of timm's, such as rand-m9-mstd0.5")
@@ -119,10 +119,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for key in ("image_size", "max_length", "epochs", "batch_size", "accumulation", "lr", "log_every"):
             _check(getattr(self, key) > 0, f"{key} must be above zero, not {getattr(self, key)}")
-        for key in ("lam", "mask_lr", "mask_lr_final", "finetune_epochs", "weight_decay", "clip", "checkpoint_every"):
+        rates = ("lam", "mask_lr", "mask_lr_final", "lr_final", "finetune_lr", "weight_decay", "clip")
+        numbers = ("seed", "workers", "patience", "lr_warmup_epochs", "finetune_epochs", "steps_per_epoch")
+        for key in (*rates, *numbers, "checkpoint_every"):
             _check(getattr(self, key) >= 0, f"{key} must not be below zero, but it is {getattr(self, key)}")
-        for key in ("warmup", "label_smoothing", "ema_decay", "validation_fraction"):
+        for key in ("warmup", "label_smoothing", "ema_decay", "validation_fraction", "momentum"):
             _check(0 <= getattr(self, key) < 1, f"{key} must be from 0 to below 1, not {getattr(self, key)}")
+        _check(
+            self.lr_warmup_epochs <= self.epochs,
+            f"lr_warmup_epochs is {self.lr_warmup_epochs:g}, more than the {self.epochs} epochs there are",
+        )
+        _check(self.shuffle_buffer > 0, f"shuffle_buffer must be above zero, not {self.shuffle_buffer}")
         _check(0 < self.test_fraction < 1, f"test_fraction must be between 0 and 1, not {self.test_fraction}")
         _check(self.keep_checkpoints >= 1, "keep_checkpoints must be at least 1, or there is nothing to resume from")
         target = self.target_sparsity

@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,17 @@ class Data:
     label: str = ""
     classes: Classes | None = None
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise if one of these is in one of the parts alone. A stream may know its own only when it is read."""
+        in_train, in_test = self.train.column_names, self.test.column_names
+        for name in names:
+            if in_train is not None and (name in in_train) != (name in in_test):
+                has, lacks = ("training", "test") if name in in_train else ("test", "training")
+                raise RunError(
+                    f"the column '{name}' is in the {has} data and not in the {lacks} data; add it there, "
+                    "or give input_columns without it"
+                )
+
     @property
     def features(self) -> Features:
         """Of the columns that both parts have. A stream may know its own only when it is read."""
@@ -56,7 +67,7 @@ def load_data(config: TrainConfig, labelled: bool = True) -> Data:
     test_name = config.test_split or next((name for name in TEST_SPLITS if name in splits), "")
     if test_name == config.train_split:
         raise RunError(f"the split '{test_name}' cannot be both for training and for testing; give train_split")
-    if Path(test_name).suffix in FORMATS:
+    if Path(test_name).suffix.lower() in FORMATS:
         test = _split(open_splits(test_name, "", config.streaming), "train", "test_split")
     else:
         test = _split(splits, test_name, "test_split") if test_name else None

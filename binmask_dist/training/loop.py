@@ -189,9 +189,12 @@ class Loop:
 
     def _stop_if_asked(self, what: str) -> None:
         if self.config.on_nan == "stop":
+            if self.checkpoints.exist:
+                advice = "the last good checkpoint is kept: go on from it with --resume --on_nan skip, or start anew"
+            else:
+                advice = "there is no checkpoint yet: start anew under another --name,"
             raise RunError(
-                f"{what} is NaN or inf at step {self.position.step}; the last good checkpoint is kept: go on from it "
-                "with --resume --on_nan skip, or start anew with a lower --lr or with --clip"
+                f"{what} is NaN or inf at step {self.position.step}; {advice} with a lower --lr or with --clip"
             )
 
     def _after_step(self) -> None:

@@ -93,6 +93,7 @@ def finish(loop: Loop, folder: RunFolder) -> None:
             "steps": loop.position.step,
             "skipped_steps": loop.skipped_steps,
             "lam": loop.method.masked_groups[0]["lam"],
+            "target_sparsity": config.target_sparsity,
             "engine": engine_from_environment(),
             "mixed_precision": accelerator.mixed_precision,
             "processes": accelerator.num_processes,

@@ -1,7 +1,9 @@
 """The weights' optimizer by its name, and its learning rate as a function of the step alone."""
 
 import difflib
+import inspect
 import math
+from collections.abc import Callable
 
 import timm.optim
 import torch
@@ -14,16 +16,19 @@ from binmask_dist.training.tasks.base import RunError
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     """A class of torch.optim, spelt as torch does (SGD), or a name in timm's factory (sgd)."""
-    torch_names = [name for name in torch.optim.__all__ if name != "Optimizer"]
+    torch_names = [name for name in torch.optim.__all__ if name not in ("Optimizer", "SparseAdam")]
     timm_names = timm.optim.list_optimizers()
     try:
         if config.optimizer in torch_names:
+            _check_arguments(config, getattr(torch.optim, config.optimizer))
             groups = timm.optim.param_groups_weight_decay(model, config.weight_decay)
             arguments = dict(config.optimizer_args)
             if config.optimizer in ("SGD", "RMSprop"):
                 arguments.setdefault("momentum", config.momentum)
             return getattr(torch.optim, config.optimizer)(groups, lr=config.lr, **arguments)
         if config.optimizer in timm_names:
+            made_by = timm.optim.get_optimizer_class(config.optimizer, bind_defaults=False)
+            _check_arguments(config, made_by, timm.optim.create_optimizer_v2)
             return timm.optim.create_optimizer_v2(
                 model,
                 config.optimizer,
@@ -38,6 +43,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     near = difflib.get_close_matches(config.optimizer, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "see timm.optim.list_optimizers() and torch.optim"
     raise RunError(f"no optimizer is called {config.optimizer!r}; {hint}")
+
+
+def _check_arguments(config: TrainConfig, *takers: Callable) -> None:
+    known = {name for taker in takers for name in inspect.signature(taker).parameters}
+    for name in config.optimizer_args:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise RunError(f"optimizer_args: the optimizer {config.optimizer!r} takes no '{name}'{hint}")
 
 
 def learning_rate(config: TrainConfig, epoch: float) -> float:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from binmask_dist.training.progress import main_metric, metric_text
 
 WORTH_COMPRESSING = 2**28  # bytes; more would keep the user waiting, only to learn a size
+NEAR_TARGET = 0.005  # half a point
 LISTED_LAYERS = 40  # of more, the table names the densest and the sparsest only
 
 
@@ -91,7 +92,8 @@ def table(result: dict[str, Any], folder: Path) -> str:
 
 
 def _outcome_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics = [key for key in result if key.startswith("test_") and key not in ("test_examples", "test_correct")]
+    counts = ("test_examples", "test_correct", "test_tokens")
+    metrics = [key for key in result if key.startswith("test_") and key not in counts]
     first = main_metric(result)
     metrics.sort(key=lambda key: key != first)
     before = result["before_finetuning"] or {}
@@ -105,6 +107,10 @@ def _outcome_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((key.replace("_", " "), text))
     left, masked = result["weights_left"], result["masked_weights"]
     rows.append(("masked weights gone", f"{result['sparsity']:.2%} ({left:,} of {masked:,} left)"))
+    target = result.get("target_sparsity")
+    if target is not None:
+        is_near = abs(result["sparsity"] - target) <= NEAR_TARGET
+        rows.append(("target", f"{target:.2%}, {'met' if is_near else 'MISSED: see docs/training.md'}"))
     processes = "1 process" if result["processes"] == 1 else f"{result['processes']} processes"
     rows.append(("training", f"{result['seconds']:.1f} s, {result['engine']}, {processes}"))
     return rows

@@ -22,6 +22,7 @@ class Classification(Task):
         super().__init__(config)
         self.data = load_data(config)
         assert self.data.classes is not None
+        self.data.check_columns(config.input_columns)
         self.classes = self.data.classes
         self.binary = len(self.classes.names) == 2
         self.metrics = ("accuracy", "loss", "auc") if self.binary else ("accuracy", "loss")

@@ -121,8 +121,13 @@ class ImageClassification(Classification):
         return self._example(row, self.test_transform)
 
     def _example(self, row: dict[str, Any], transform: Any) -> tuple[Tensor, int]:
-        image: PIL.Image.Image = datasets.Image().decode_example(row[self.column])
-        image = image.convert("L" if self.channels == 1 else "RGB")
+        try:
+            image: PIL.Image.Image = datasets.Image().decode_example(row[self.column])
+            image = image.convert("L" if self.channels == 1 else "RGB")
+        except Exception as error:  # whatever the decoder of the file's format raises
+            path = (row[self.column] or {}).get("path")
+            where = f"{path}, in" if path else "an image in"
+            raise RunError(f"{where} the column '{self.column}', cannot be read: {first_line(error)}") from error
         return transform(image), self.classes.number(row[self.data.label])
 
     def collate(self, examples: list) -> Batch:

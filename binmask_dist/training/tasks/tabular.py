@@ -24,6 +24,8 @@ class TableClassification(RowClassification):
             raise RunError("a table is scaled by all of its training rows: the tabular task cannot stream")
         check_model(config)
         super().__init__(config)
+        if not config.input_columns:  # all columns are inputs
+            self.data.check_columns([*self.data.train.column_names, *self.data.test.column_names])
         columns = find_table(self.data.features, config.input_columns, self.data.label)
         self.scalers = {name: self._fitted(name) for name in columns}
         self.scaling = [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()]
