@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from binmask_dist.method import kernels
-from binmask_dist.method.joining import Row, together
+from binmask_dist.method.joining import LARGEST as SMALL
+from binmask_dist.method.joining import Row
 from binmask_dist.method.layout import local_part, shard_groups
 
 
@@ -49,11 +50,14 @@ def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exac
 
 
 def _joined(grads: list[Tensor]) -> Iterator[Tensor]:
-    """The same elements, those of small gradients in one tensor."""
-    flat = [(grad.view(-1),) if not grad.is_sparse and grad.is_contiguous() else None for grad in grads]
-    for batch in together(flat):
-        small = [row[0] for row in (flat[index] for index in batch) if row is not None]
-        yield torch.cat(small) if len(batch) > 1 else grads[batch[0]]
+    """The same elements, those of small gradients end to end: some hundred biases and norms are one reduction."""
+    small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for grad in grads:
+        if grad.numel() <= SMALL and not grad.is_sparse and grad.is_contiguous():
+            small.setdefault((grad.dtype, grad.device), []).append(grad.view(-1))
+        else:
+            yield grad
+    yield from (torch.cat(together) for together in small.values())
 
 
 def _square_sum(grad: Tensor, exact: bool) -> Tensor:

@@ -134,14 +134,17 @@ def _either(
 
 def _with_update(function: Callable, update: Callable, scalars: Scalars, update_scalars: list[float]) -> Apply:
     """A function that takes U into its pass; there is no eager form of it."""
+    compiled = _compiled_with(function, update)
+    extras: dict[torch.device, tuple[Tensor, ...]] = {}  # one for nearly all networks
 
     def apply(tensors: Row, flat: Row | None) -> Tensor | None:
         if not _can_compile(flat):
             return None
         assert flat is not None
         device = flat[0].device
-        extra = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
-        return _run_compiled(_compiled_with(function, update), flat, extra)[1]
+        if device not in extras:
+            extras[device] = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
+        return _run_compiled(compiled, flat, extras[device])[1]
 
     return apply
 
@@ -153,12 +156,11 @@ def _can_compile(flat: Row | None) -> bool:
 def _run_compiled(function: Callable, flat: Row, extra: tuple) -> tuple[bool, Tensor | None]:
     """Whether it ran, and the result. Only a first call compiles: an error of a later one is not a compiler's."""
     global _compiler_failed
-    first_call = function not in _has_run
+    if function in _has_run:
+        return True, _add_up(function, _pieces(flat, COMPILED_PIECE), extra)
     try:
         result = _add_up(function, _pieces(flat, COMPILED_PIECE), extra)
     except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
-        if not first_call:
-            raise
         _compiler_failed = True
         warnings.warn(
             "BinMask's step could not be compiled and runs eagerly: same maths, slower. "
