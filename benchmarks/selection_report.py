@@ -24,9 +24,10 @@ NOTES = """\
   packaged* has the package's defaults for training as well, Adam at 1e-5 and batches of 100, with which a gate moves by
   about 1e-5 in a step: nearly all gates stay near one half, and almost any count has a cut there.
 - *LassoNet* has one hidden layer of 100 (on MNIST-CNN, too, where that is much less to compute than the other methods'
-  network), minibatches of 256 of a table that is duplicated to 30 of them where it is small, 100 epochs and then 2 for each lambda, in steps of 1.05 from 0.1; with more than 10,000 rows or features 10
-  epochs and then 1, with more than 10,000 features from 10. By default it has all rows in one batch, 1,000
-  epochs and then 100, in steps of 1.02 from an estimate: that had not ended after 14 minutes on one core with BASEHOCK.
+  network), minibatches of 256 of a table that is duplicated to 30 of them where it is small, 100 epochs and then 2 for
+  each lambda, in steps of 1.05 from 0.1; with more than 10,000 rows or features 10 epochs and then 1, with more than
+  10,000 features from 10. By default it has all rows in one batch, 1,000 epochs and then 100, in steps of 1.02 from an
+  estimate: that had not ended after 14 minutes on one core with BASEHOCK.
 - Of LassoNet's path and of that of *L1 logistic* the set is taken whose size is nearest to the count that is asked for.
 - *Mutual information* and *L1 logistic* look at 5,000 rows at most.
 - Fewer rows of MNIST than 60,000, or fewer trials than eight, are a scaled-down protocol: the table says which."""

@@ -66,7 +66,7 @@ def test_a_precision_that_would_not_run_is_refused():
         pytest.skip("fp16 runs on this device")
     assert binmask_dist.make_accelerator(mixed_precision="bf16").native_amp
     AcceleratorState._reset_state(reset_partial_state=True)
-    with pytest.raises(RuntimeError, match="mixed_precision fp16 does not run on this cpu: take bf16, or no"):
+    with pytest.raises(RuntimeError, match="mixed_precision fp16 does not run on this cpu: take bf16, or leave it out"):
         binmask_dist.make_accelerator(mixed_precision="fp16")
 
 
