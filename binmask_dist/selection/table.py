@@ -3,7 +3,6 @@
 Words become ones and zeros, one column for each, which form a group and are chosen together.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import scipy.sparse as sp
 
 from binmask_dist.selection.arff import read_arff
 from binmask_dist.selection.rows import Matrix
-from binmask_dist.training.tasks.base import RunError
+from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 USUAL_TARGETS = ("label", "labels", "class", "target", "y")
 USUAL_INPUTS = ("x", "data", "features", "inputs")
@@ -229,9 +228,7 @@ def _target(names: list[str], asked: str) -> str:
 def _existing(names: list[str], name: str, key: str) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise RunError(f"{key}: there is no column '{name}' among {_listed(names)}{hint}")
+    raise RunError(f"{key}: there is no column '{name}' among {_listed(names)}{did_you_mean(name, names)}")
 
 
 def _numbered(name: str, count: int) -> list[str]:

@@ -1,13 +1,12 @@
 """Which columns of a data set hold what, and labels as class numbers."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import ClassLabel, Features, Image, LargeList, List, Value
 
-from binmask_dist.training.tasks.base import RunError
+from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 USUAL_LABELS = ("label", "labels", "class", "target", "y")
 NUMBERS = ("int", "uint", "float", "double", "bool")
@@ -111,9 +110,7 @@ def existing(features: Features, name: str, key: str) -> str:
     """The name, or an error that names the nearest column."""
     if name in features:
         return name
-    near = difflib.get_close_matches(name, list(features), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise RunError(f"{key}: there is no column '{name}' among {_listed(features)}{hint}")
+    raise RunError(f"{key}: there is no column '{name}' among {_listed(features)}{did_you_mean(name, features)}")
 
 
 def _choose(features: Features, asked: Sequence[str], found: Sequence[str], what: str, most: int) -> list[str]:

@@ -17,7 +17,7 @@ import binmask_dist.networks  # noqa: F401 - registers the paper's networks with
 from binmask_dist.files import replacing, write_atomically
 from binmask_dist.methods.dropout import Dropout
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.tasks.base import RunError
+from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 
 def is_timm(name: str) -> bool:
@@ -69,8 +69,7 @@ def transformers_config(config: TrainConfig, **settings: Any) -> Any:
         raise RunError(f"transformers cannot make the config of {config.model}: {first_line(error)}") from error
     for name in config.model_args:
         if not hasattr(known, name):
-            near = difflib.get_close_matches(name, list(known.to_dict()), n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
+            hint = did_you_mean(name, known.to_dict())
             raise RunError(f"model_args: the config of {config.model} has no entry '{name}'{hint}")
     for name, value in settings.items():
         setattr(made, name, value)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.tasks.base import RunError
+from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
@@ -49,8 +49,7 @@ def _check_arguments(config: TrainConfig, *takers: Callable) -> None:
     known = {name for taker in takers for name in inspect.signature(taker).parameters}
     for name in config.optimizer_args:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
+            hint = did_you_mean(name, sorted(known))
             raise RunError(f"optimizer_args: the optimizer {config.optimizer!r} takes no '{name}'{hint}")
 
 

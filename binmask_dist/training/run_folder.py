@@ -129,10 +129,8 @@ def _has_begun(path: Path) -> bool:
 
 def _refuse_what_is_there(path: Path, config: TrainConfig) -> None:
     if _has_begun(path):
-        can_resume = "resume" in asdict(config)
-        raise RunError(
-            f"{path} holds a run already; give another --name" + (", or --resume to go on with it" * can_resume)
-        )
+        way_on = ", or --resume to go on with it" if "resume" in asdict(config) else ""  # selections have none
+        raise RunError(f"{path} holds a run already; give another --name{way_on}")
 
 
 def _wait_for(lock: IO, path: Path) -> None:

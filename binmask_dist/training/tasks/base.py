@@ -1,9 +1,10 @@
 """What the training loop asks of a task. It knows nothing of images, texts or tables itself."""
 
+import difflib
 import functools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ Batch = Any  # what `collate` makes of examples: tensors in a tuple or dict, fir
 
 class RunError(Exception):
     """A run cannot start or go on; the text is one sentence that says what to do."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known; empty if none is near it."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 class Task(ABC):
