@@ -112,7 +112,8 @@ def test_empty_tensors_do_nothing():
     assert step(False, (0, 7))[-1] is None
 
 
-def test_small_weights_taken_together_are_the_same_to_the_last_bit(monkeypatch):
+@pytest.mark.parametrize("owns_memory", [False, True])
+def test_small_weights_taken_together_are_the_same_to_the_last_bit(monkeypatch, owns_memory):
     shapes = [(7, 5), (1, 7), (0, 3), (1,), (33, 17), (4, 3, 3, 3), (200, 9), (64, 40)]
     dtypes = [torch.float32] * 6 + [torch.bfloat16] * 2
 
@@ -124,7 +125,7 @@ def test_small_weights_taken_together_are_the_same_to_the_last_bit(monkeypatch):
         return rows
 
     def run(rows):
-        flips = kernels.learn_(rows, SCALARS, compiled=False)
+        flips = kernels.learn_(rows, SCALARS, compiled=False, owns_memory=owns_memory)
         params = [torch.empty_like(row[1]) for row in rows]
         kernels.product_([(param, row[1], row[2]) for param, row in zip(params, rows, strict=True)], compiled=False)
         return flips, params
@@ -135,6 +136,11 @@ def test_small_weights_taken_together_are_the_same_to_the_last_bit(monkeypatch):
     assert sorted(chain(*batches)) == list(range(len(rows)))
     assert sorted(map(len, batches)) == [1, 1, 1, 1, 4]
     flips, params = run(rows)
+    largest = max(batches, key=len)
+    for column in range(5):
+        together = joining.as_one([rows[index][column] for index in largest])
+        assert (together is not None) == (owns_memory and column > 0)  # gradients stay where they are
+    assert rows[5][2].is_contiguous(memory_format=torch.channels_last)
 
     monkeypatch.setattr(joining, "LARGEST", 0)
     alone = all_rows()

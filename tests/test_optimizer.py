@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import binmask_dist
-from binmask_dist.method import kernels
+from binmask_dist.method import joining, kernels
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -384,3 +384,27 @@ def test_a_sparse_gradient_is_refused():
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(TypeError, match="sparse gradient"):
         binmask.step()
+
+
+def test_state_that_lies_end_to_end_can_be_copied_and_loaded():
+    """Copies do not share memory with the original, and go on as it does; a loaded state is laid end to end again."""
+
+    def lies_end_to_end(binmask) -> bool:
+        latents = [binmask.state[param]["latent"] for param in binmask.masked_groups[0]["params"]]
+        return joining.as_one(latents) is not None
+
+    model, binmask = trained()
+    assert lies_end_to_end(binmask)
+    twin, twin_binmask = copy.deepcopy((model, binmask))
+    loaded, loaded_binmask = trained(steps=1)
+    loaded.load_state_dict(model.state_dict())
+    loaded_binmask.load_state_dict(copy.deepcopy(binmask.state_dict()))
+    before = contents(binmask)
+    train(twin, twin_binmask, 20, start=25)
+    assert all(torch.equal(value, before[key]) for key, value in contents(binmask).items())
+    train(loaded, loaded_binmask, 20, start=25)
+    train(model, binmask, 20, start=25)
+    assert lies_end_to_end(loaded_binmask)
+    for other in (twin_binmask, loaded_binmask):
+        theirs = contents(other)
+        assert all(torch.equal(value, theirs[key]) for key, value in contents(binmask).items())

@@ -168,7 +168,7 @@ def learn_eagerly_(
         weights(exp_avg),
         weights(exp_avg_sq),
         [],
-        [torch.tensor(scalars.step - 1.0, device=latent.device) for _ in sizes or (latent,)],
+        list(torch.full((len(sizes) or 1,), scalars.step - 1.0, device=latent.device).unbind()),
         fused=latent.device.type in ("cpu", "cuda"),
         amsgrad=False,
         beta1=beta1,

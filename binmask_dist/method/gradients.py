@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from binmask_dist.method import kernels
-from binmask_dist.method.joining import LARGEST as SMALL
 from binmask_dist.method.joining import Row
 from binmask_dist.method.layout import local_part, shard_groups
+
+SMALL = 2**12  # elements; to copy more takes as long as to dispatch a reduction
 
 
 def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool) -> float:
@@ -24,29 +26,55 @@ def gradient_norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bo
     return norm if math.isfinite(norm) else _norm(param_groups, state, of_masked, exact=True)
 
 
+@dataclass
+class _Gradients:
+    """Those that share their sharding: plain ones, and masked ones with their latents."""
+
+    device: torch.device
+    plain: list[Tensor] = field(default_factory=list)
+    masked: list[Row] = field(default_factory=list)
+    compiled: bool = False
+
+
 def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exact: bool) -> float:
-    by_shards: dict[tuple[Any, ...], list[Tensor]] = {}
+    # Every rank takes part in every sum, also one whose shards are all empty: in the order of the groups, which all
+    # ranks share.
+    by_shards: dict[tuple[Any, ...], _Gradients] = {}
     for group in param_groups:
-        plain: dict[tuple[Any, ...], list[Tensor]] = {}
-        masked: dict[tuple[Any, ...], list[Row]] = {}
+        by_mask = of_masked and group.get("masked")
         for param in group["params"]:
-            if param.grad is None or local_part(param.grad).numel() == 0:
+            if param.grad is None:
                 continue
-            grad = local_part(param.grad)
-            latent = state.get(param, {}).get("latent") if of_masked and group.get("masked") else None
-            if of_masked and group.get("fixed"):  # an input mask has no g_W, but may have a gradient that is not finite
-                plain.setdefault(shard_groups(param), []).append(grad * 0)
+            grad, shards = local_part(param.grad), shard_groups(param)
+            if shards not in by_shards:
+                by_shards[shards] = _Gradients(grad.device)
+            of_shards = by_shards[shards]
+            if grad.numel() == 0:
+                continue
+            latent = state.get(param, {}).get("latent") if by_mask else None
+            if by_mask and group.get("fixed"):  # an input mask has no g_W, but may have a gradient that is not finite
+                of_shards.plain.append(grad * 0)
             elif latent is None:
-                plain.setdefault(shard_groups(param), []).append(grad)
+                of_shards.plain.append(grad)
             elif exact:
-                plain.setdefault(shard_groups(param), []).append(grad * (local_part(latent) >= 0))
+                of_shards.plain.append(grad * (local_part(latent) >= 0))
             else:
-                masked.setdefault(shard_groups(param), []).append((grad, local_part(latent)))
-        for shards, grads in plain.items():
-            by_shards.setdefault(shards, []).extend(_square_sum(grad, exact) for grad in _joined(grads))
-        for shards, rows in masked.items():
-            by_shards.setdefault(shards, []).extend(kernels.masked_square_sum(rows, group["compile"]))
-    return _sum_over_shards(param_groups, by_shards) ** 0.5
+                of_shards.masked.append((grad, local_part(latent)))
+                of_shards.compiled = group["compile"]
+    return sum(_sum_over_ranks(of_shards, shards, exact) for shards, of_shards in by_shards.items()) ** 0.5
+
+
+def _sum_over_ranks(of_shards: _Gradients, process_groups: tuple[Any, ...], exact: bool) -> float:
+    """Sum of squares of all elements, those on other ranks included."""
+    squares = [_square_sum(grad, exact) for grad in _joined(of_shards.plain)]
+    squares += kernels.masked_square_sum(of_shards.masked, of_shards.compiled)
+    if squares:
+        part = torch.stack(squares).double().sum()
+    else:
+        part = torch.zeros((), dtype=torch.float64, device=of_shards.device)
+    for process_group in process_groups:
+        dist.all_reduce(part, group=process_group)
+    return part.item()
 
 
 def _joined(grads: list[Tensor]) -> Iterator[Tensor]:
@@ -69,30 +97,6 @@ def _square_sum(grad: Tensor, exact: bool) -> Tensor:
         flat = grad.view(-1)
         return torch.dot(flat, flat)  # the one reduction that reads at the speed of memory there
     return torch.linalg.vector_norm(grad, dtype=torch.float32).square()
-
-
-def _sum_over_shards(param_groups: list[dict[str, Any]], by_shards: dict[tuple[Any, ...], list[Tensor]]) -> float:
-    total = 0.0
-    # Every rank takes part in every sum, also one whose shards are all empty: in the order of the groups,
-    # which all ranks share.
-    shardings = dict.fromkeys(
-        shard_groups(param) for group in param_groups for param in group["params"] if param.grad is not None
-    )
-    for groups in shardings:
-        squares = by_shards.get(groups)
-        part = (
-            torch.stack([square.double() for square in squares]).sum()
-            if squares
-            else torch.zeros((), dtype=torch.float64, device=_device(param_groups))
-        )
-        for process_group in groups:
-            dist.all_reduce(part, group=process_group)
-        total += part.item()
-    return total
-
-
-def _device(param_groups: list[dict[str, Any]]) -> torch.device:
-    return next(local_part(param).device for group in param_groups for param in group["params"])
 
 
 def scale(grads: list[Any], clip: float) -> None:

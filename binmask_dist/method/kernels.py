@@ -12,7 +12,7 @@ from torch import Tensor
 
 from binmask_dist.method import algorithm
 from binmask_dist.method.algorithm import Scalars
-from binmask_dist.method.joining import Joined, Row, together
+from binmask_dist.method.joining import Columns, Joined, Row, flat_view, together
 
 EAGER_PIECE = 2**18  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
@@ -31,10 +31,14 @@ _compiler_failed = False
 _has_run: set[Callable] = set()
 
 
-def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> list[Tensor | None]:
-    """Update each (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped in each."""
+def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool, owns_memory: bool = False) -> list[Tensor | None]:
+    """Update each (grad, weight, latent, exp_avg, exp_avg_sq) before U. Returns how many masks flipped in each.
+
+    `owns_memory`: all but the gradients may be moved in memory; they must be the very tensors that are kept.
+    """
     apply = _either(algorithm.learn_, algorithm.learn_eagerly_, compiled, scalars, by_row=True)
-    return _for_each(apply, rows, compiled, changes=(0, 2, 3, 4))
+    columns = Columns(written=(0, 2, 3, 4), movable=(1, 2, 3, 4) if owns_memory else ())
+    return _for_each(apply, rows, compiled, columns)
 
 
 def learn_and_update_(
@@ -60,19 +64,20 @@ def update_(update: Callable, rows: Sequence[Row], scalars: Scalars, update_scal
 
 def product_(rows: Sequence[Row], compiled: bool) -> None:
     """Set param in each (param, weight, latent)."""
-    _for_each(_either(algorithm.product_, algorithm.product_eagerly_, compiled), rows, compiled, changes=(0,))
+    apply = _either(algorithm.product_, algorithm.product_eagerly_, compiled)
+    _for_each(apply, rows, compiled, Columns(written=(0,), not_read=(0,)))
 
 
 def mask_gradient_(rows: Sequence[Row], scalars: Scalars, compiled: bool) -> None:
     """Mask grad in each (grad, latent)."""
     apply = _either(algorithm.mask_gradient_, algorithm.mask_gradient_eagerly_, compiled, scalars)
-    _for_each(apply, rows, compiled, changes=(0,))
+    _for_each(apply, rows, compiled, Columns(written=(0,)))
 
 
 def masked_square_sum(rows: Sequence[Row], compiled: bool) -> list[Tensor]:
     """Sums of squares of g_W over all (grad, latent), to be added up."""
     apply = _either(algorithm.masked_square_sum, algorithm.masked_square_sum, compiled)
-    return [result for result in _for_each(apply, rows, compiled) if result is not None]
+    return [result for result in _for_each(apply, rows, compiled, Columns()) if result is not None]
 
 
 def compilation_is_off() -> bool:
@@ -80,27 +85,25 @@ def compilation_is_off() -> bool:
     return bool(torch._dynamo.config.disable)
 
 
-def _for_each(apply: Apply, rows: Sequence[Row], compiled: bool, changes: Sequence[int] = ()) -> list[Tensor | None]:
+def _for_each(apply: Apply, rows: Sequence[Row], compiled: bool, columns: Columns) -> list[Tensor | None]:
     """Apply a function to all rows, eagerly to small ones together. Returns its result for each row.
 
-    `changes` says which columns it writes. A single result of rows that were taken together stays with the first.
+    A single result of rows that were taken together stays with the first.
     """
     if compiled and not _compiler_failed:  # to call a kernel for each row takes less time than copies would
         return _one_by_one(apply, rows)
-    flat = [_flat_views(row) for row in rows]
     results: list[Tensor | None] = [None] * len(rows)
-    for batch in together(flat):
+    for batch in together([row if _share_memory_order(row) else None for row in rows]):
         first = batch[0]
         if len(batch) == 1:
-            results[first] = apply(rows[first], flat[first])
+            results[first] = apply(rows[first], _flat_views(rows[first]))
             continue
-        joined = Joined([row for row in (flat[index] for index in batch) if row is not None])
+        joined = Joined([rows[index] for index in batch], columns)
         result = apply(joined.tensors, joined.tensors, joined.sizes)
         each = [result] if result is None or result.ndim == 0 else result.unbind()
         for index, of_row in zip(batch, each, strict=False):
             results[index] = of_row
-        if changes:
-            joined.write_back(changes)
+        joined.write_back()
     return results
 
 
@@ -222,12 +225,14 @@ def _pieces(flat: Row, size: int) -> Iterable[Row]:
 
 
 def _flat_views(tensors: Row) -> list[Tensor] | None:
-    """1-D views in the memory order of the first tensor (channels_last, say), or None if another one differs."""
+    """1-D views in the memory order that all tensors share (channels_last, say), or None if one differs."""
+    return [flat_view(tensor) for tensor in tensors] if _share_memory_order(tensors) else None
+
+
+def _share_memory_order(tensors: Row) -> bool:
+    """Whether all are dense, with their elements in the same order."""
     if all(tensor.is_contiguous() for tensor in tensors):
-        return [tensor.view(-1) for tensor in tensors]
+        return True
     strides = tensors[0].stride()
     order = sorted(range(tensors[0].ndim), key=lambda dim: -strides[dim])
-    views = [tensor.permute(order) for tensor in tensors]
-    if not all(view.is_contiguous() for view in views):
-        return None
-    return [view.view(-1) for view in views]
+    return all(tensor.permute(order).is_contiguous() for tensor in tensors)

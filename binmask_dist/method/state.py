@@ -158,7 +158,10 @@ class MaskedStep(Step):
         if not self.learns:
             kernels.mask_gradient_([(row[0], row[2]) for row in rows], self.scalars, self.group["compile"])
         elif left:
-            counts = kernels.learn_([rows[index] for index in left], self.scalars, self.group["compile"])
+            # a DTensor's state gives out views of its memory, and not the tensors that it keeps
+            owns_memory = not any(isinstance(param, DTensor) for param in self.params)
+            left_rows = [rows[index] for index in left]
+            counts = kernels.learn_(left_rows, self.scalars, self.group["compile"], owns_memory)
             for index, count in zip(left, counts, strict=True):
                 flips[index] = count
         self._exchange(left)
