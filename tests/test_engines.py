@@ -102,6 +102,17 @@ def test_compiled_step_and_compiled_model(folder, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_masks_are_settled_at_a_sparsity_over_all_ranks(folder, engine):
+    result = results(folder, "settled")[engine]
+    assert result["before"] > 0.4
+    assert result["after"] == pytest.approx(0.3, abs=2e-4)  # of 3,000 masks
+    assert result["masks_differ"] == 0
+    assert result["zeros_where_masked"]
+    assert result["weights_where_not"] > 0.99
+    assert result["flips_equal"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_nan_on_one_rank_changes_nothing_on_any(folder, engine):
     result = results(folder, "faults")[f"nan-{engine}"]
     assert result["skipped"] == 1

@@ -231,7 +231,12 @@ def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
 SLOW_MASKS = dict(model="mlp_bn", mask_lr=1e-3, epochs=30)  # most are still on after half of the run
 
 
-@pytest.mark.parametrize(("target", "values"), [(0.9, dict(epochs=10)), (0.5, SLOW_MASKS)], ids=["fast", "slow"])
+# 70% of the default network's weights never get a gradient on such small images, and go off together under any penalty
+@pytest.mark.parametrize(
+    ("target", "values"),
+    [(0.9, dict(epochs=10)), (0.5, dict(epochs=10)), (0.5, SLOW_MASKS)],
+    ids=["fast", "below the weights without a gradient", "slow"],
+)
 def test_steering_ends_at_the_sparsity_that_was_asked_for(tmp_path: Path, target: float, values: dict) -> None:
     folder = train_here(tmp_path, "steered", **{"warmup": 0.1, "target_sparsity": target, **values})
     assert abs(result(folder)["sparsity"] - target) <= 0.005

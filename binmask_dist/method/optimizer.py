@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from binmask_dist.method import algorithm, readout
+from binmask_dist.method import algorithm, readout, settling
 from binmask_dist.method.gradients import gradient_norm, scale
 from binmask_dist.method.state import MASK_KEYS, InputStep, MaskedStep, Step, WarmupStep, all_on, make_state
 from binmask_dist.method.updates import known_update
@@ -130,6 +130,16 @@ class BinMask(MaskedOptimizer):
             param.grad = grad
 
     # Collective: every rank calls.
+
+    def settle(self, sparsity: float) -> None:
+        """Put masks on or off, by the rank of their latents, until this fraction is off: for `freeze` to keep.
+
+        Masks that have not begun to go off are left on, and there may be too few others. Under ZeRO the model follows
+        with the next step.
+        """
+        if not 0 <= sparsity <= 1:
+            raise ValueError(f"sparsity is a fraction of the masked weights, between 0 and 1, not {sparsity!r}")
+        settling.settle(self, sparsity)
 
     def latent_histogram(self, bins: int = 64) -> tuple[list[int], list[float]]:
         """Counts of all latents, and the edges of equal bins from -alpha1 to alpha1. Even bins have an edge at zero."""

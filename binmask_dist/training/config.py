@@ -49,6 +49,7 @@ class TrainConfig:
     steps_per_epoch: int = option(0, "most steps in an epoch; needed with streaming; 0: all training data")
     shuffle_buffer: int = option(10_000, "with streaming: examples among which the next is chosen at random")
     image_size: int = option(16, "images are resized to this many pixels, both ways")
+    channels_last: bool = option(True, "lay images out with the channels last in memory, as convolutions like them")
     augment: str = option("", "none if empty; flip, crop, or one of timm's, such as rand-m9-mstd0.5")
     max_length: int = option(128, "tokens per text, or per block of a language model")
     workers: int = option(0, "processes that load data, for each training process")

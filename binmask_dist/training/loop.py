@@ -121,6 +121,8 @@ class Loop:
         self.method.set_epoch(min(position.epoch, config.epochs - 1))
         if position.epoch >= config.epochs:
             self.method.freeze()
+        elif self.steering:
+            self._settle(self.steering.target)
         self.model.train()
         batches = self._batches()
         self.interval_start = (position.step, time.perf_counter())
@@ -215,6 +217,16 @@ class Loop:
         group = self.method.masked_groups[0]
         if self.steering and group["learning"] and not group["frozen"] and self.position.step_in_epoch % interval == 0:
             self._set_lam(self.steering.correct(self.method.sparsity(), self._sparsity_ahead()))
+
+    def _settle(self, target: float) -> None:
+        """For the last epoch of a steered run: what lam cannot reach is put right, and the weights get used to it."""
+        position = self.position
+        is_last = position.epoch == self.config.epochs - 1
+        if is_last and position.epoch and self.method.mask_rate(position.epoch - 1):  # the masks have learnt
+            assert isinstance(self.method, BinMask)
+            if position.step_in_epoch == 0:
+                self.method.settle(target)
+            self.method.freeze()
 
     def _sparsity_ahead(self) -> float:
         """What the latents are heading for: as far as one starts from zero, or as the rest of the run can carry it."""

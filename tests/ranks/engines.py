@@ -224,6 +224,32 @@ def compiled(_: Path) -> dict:
     return results
 
 
+def settled(_: Path) -> dict:
+    """Masks are settled at a sparsity and fixed, in the middle of training: as on one process, and it stays that."""
+    results = {}
+    for engine in ENGINES:
+        case = Case(engine)
+        accelerator = work.make_accelerator(case)
+        model, optimizer, binmask = work.prepared(case, accelerator)
+        work.train(case, accelerator, model, optimizer, binmask, stop=MIDDLE)
+        before = binmask.sparsity()
+        binmask.settle(0.3)
+        binmask.freeze()
+        work.train(case, accelerator, model, optimizer, binmask, start=MIDDLE)
+        _, single = work.single_process(case, stop=MIDDLE)
+        single.settle(0.3)
+        masks, expected, whole = binmask.masks(), single.masks(), work.whole_parameters(binmask)
+        results[engine] = dict(
+            before=before,
+            after=binmask.sparsity(),
+            masks_differ=sum(int((mask != expected[name]).sum()) for name, mask in masks.items()),
+            zeros_where_masked=all(not whole[name][~mask].any() for name, mask in masks.items()),
+            weights_where_not=min(float((whole[name][mask] != 0).float().mean()) for name, mask in masks.items()),
+            flips_equal=binmask.flips() == single.flips(),
+        )
+    return results
+
+
 def faults(_: Path) -> dict:
     """NaN on one rank, ranks that drift apart."""
     results = {}
@@ -263,7 +289,7 @@ def _error(call) -> str:
     return ""
 
 
-JOBS = {job.__name__: job for job in (matrix, resume, checkpoints, exports, wire, compiled, faults)}
+JOBS = {job.__name__: job for job in (matrix, resume, checkpoints, exports, wire, compiled, settled, faults)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

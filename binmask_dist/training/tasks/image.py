@@ -163,6 +163,9 @@ class ImageClassification(Classification):
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, labels = batch
+        if self.config.channels_last:
+            # of the images alone: convolutions pass it on, and weights stay as engines and files know them
+            images = images.to(memory_format=torch.channels_last)
         return (model(images) if self.from_timm else model(pixel_values=images).logits), labels
 
     def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
