@@ -383,6 +383,14 @@ def test_texts_are_packed_with_no_token_lost(gpt2: Path, tmp_path: Path) -> None
     assert batch["attention_mask"].sum(dim=1).tolist() == [8, 4]
 
 
+def test_columns_beside_the_text_may_differ(gpt2: Path, tmp_path: Path) -> None:
+    train = Dataset.from_dict({"text": ["it is a good film"] * 4, "number": [1, 2, 3, 4]})
+    test = Dataset.from_dict({"text": ["very good"] * 2, "page": [1, 2]})
+    DatasetDict(train=train, test=test).save_to_disk(tmp_path / "texts")
+    task = make_task(lm_config(gpt2, tmp_path / "texts"))
+    assert task.train.column_names == task.test.column_names == ["input_ids"]  # type: ignore[attr-defined]
+
+
 def test_lines_go_on_in_the_next_line(gpt2: Path, book: Path) -> None:
     tokens = [token for row in make_task(lm_config(gpt2, book)).train for token in row["input_ids"]]
     assert 0 not in tokens  # the end of a text

@@ -228,6 +228,23 @@ def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in load_file(folder / "model" / "model.safetensors").values())
 
 
+def test_an_image_that_a_worker_cannot_read_ends_the_job_with_one_sentence(tmp_path: Path) -> None:
+    splits = digits()
+    for name, count in (("train", 40), ("test", 20)):
+        for index, row in enumerate(splits[name].select(range(count))):
+            path = tmp_path / "images" / name / str(row["label"]) / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            row["image"].save(path)
+    broken = min((tmp_path / "images" / "train").glob("*/*.png"))
+    broken.write_bytes(b"no image")
+    values = dict(dataset=tmp_path / "images", augment="flip", workers=1, batch_size=20, **SHORT)
+    done = run(*options(run_root=tmp_path, name="broken", **values))
+    assert done.returncode == 1
+    told = f"error: {broken}, in the column 'image', cannot be read: cannot identify image file"
+    assert [line[: len(told)] for line in done.stderr.splitlines() if "rror" in line] == [told], done.stderr
+    assert "Traceback" not in done.stderr
+
+
 SLOW_MASKS = dict(model="mlp_bn", mask_lr=1e-3, epochs=30)  # most are still on after half of the run
 
 

@@ -1,5 +1,7 @@
 """Data loaders whose order depends on the seed and the epoch alone, whatever the number of processes."""
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +62,16 @@ def ignore_signals(worker: int) -> None:
     """Launchers signal whole groups of processes, and those that load data must live until the run has been saved."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def end_workers() -> None:
+    """Those that an error has left behind: at exit Python asks them to end by SIGTERM, and would wait for ever."""
+    workers = [process for process in multiprocessing.active_children() if process.daemon]
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch takes the end of a worker for one more error
+    for process in workers:
+        process.kill()
 
 
 def evaluation_loader(task: Task, part: Any, config: TrainConfig, processes: int) -> DataLoader:

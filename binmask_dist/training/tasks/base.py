@@ -21,6 +21,10 @@ Batch = Any  # what `collate` makes of examples: tensors in a tuple or dict, fir
 class RunError(Exception):
     """A run cannot start or go on; the text is one sentence that says what to do."""
 
+    def __init__(self, text: str) -> None:
+        # torch raises the error of a process that loads data anew, with the traceback there as its text
+        super().__init__(text.rpartition("RunError: ")[2].rstrip())
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about a name that is not known; empty if none is near it."""

@@ -38,8 +38,8 @@ class LanguageModelling(Task):
         self.model_config = transformers_config(config)
         check_fits(config, self.model_config, self.tokenizer)
         pack_blocks = partial(pack, column=column, tokenizer=self.tokenizer, length=config.max_length)
-        names = list(data.features)
-        blocks = [map_batches(part, pack_blocks, names) for part in (data.train, data.test)]
+        texts = (part.select_columns([column]) for part in (data.train, data.test))
+        blocks = [map_batches(part, pack_blocks, [column]) for part in texts]
         for name, part in zip(("training", "test"), blocks, strict=True):
             if isinstance(part, datasets.Dataset) and len(part) == 0:
                 raise RunError(f"the {name} split has no text in its column '{column}'")
