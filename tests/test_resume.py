@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -127,6 +128,25 @@ def test_a_stream_is_taken_up_in_the_middle_of_an_epoch(tmp_path: Path, monkeypa
     assert [path.parent.name for path in checkpoints(tmp_path / "stopped")][-1] == "step-00000014"  # of 2 x 9
     train_here(tmp_path, "stopped", resume="must", **values)
     assert_same(tmp_path / "stopped", tmp_path / "alone")
+
+
+def test_a_mean_is_over_the_steps_it_was_summed_over(tmp_path: Path) -> None:
+    """Also where the run is resumed with other intervals, or from a checkpoint that has no counts of steps."""
+    values = {**SHORT, "epochs": 1, "checkpoint_every": 15}
+    losses = [record["loss"] for record in records(train_here(tmp_path, "alone", log_every=1, **values), "step")]
+    folder = train_here(tmp_path, "resumed", **values)
+    for log_every in (4, 10):
+        shutil.rmtree(checkpoints(folder)[-1].parent)
+        (folder / "result.json").unlink()
+        train_here(tmp_path, "resumed", resume="must", log_every=log_every, **values)
+        assert records(folder)[0]["train_loss"] == pytest.approx(sum(losses) / 22)
+        first_since = next(record for record in records(folder, "step") if record["step"] > 15)
+        assert first_since["loss"] == pytest.approx(np.mean(losses[10 : first_since["step"]]))
+        index = checkpoints(folder)[0]
+        content = json.loads(index.read_text())
+        for key in ("epoch_good_steps", "interval_good_steps"):
+            content["extra"].pop(key, None)
+        index.write_text(json.dumps(content))
 
 
 def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:

@@ -225,6 +225,8 @@ def test_a_nan_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a gradient is NaN or inf"):
         folder = train_here(tmp_path, "skip", lr=1e20, on_nan="skip", epochs=1)
     assert result(folder)["skipped_steps"] > 0
+    assert records(folder)[0]["train_loss"] > 1  # of the steps that have one
+    assert records(folder, "step")[-1]["loss"] is None
     assert all(tensor.isfinite().all() for tensor in load_file(folder / "model" / "model.safetensors").values())
 
 

@@ -43,7 +43,9 @@ class Position:
     step_in_epoch: int = 0
     step: int = 0  # since the start
     epoch_sums: list[float] | None = None  # of `Loop.measured` over the steps of this epoch, mean over processes
+    epoch_good_steps: int = 0  # those that the sums are over: with on_nan skip, steps with a bad loss are left out
     interval_loss: float = 0.0  # the same of the loss, since the last record of a step
+    interval_good_steps: int = 0
     seconds: float = 0.0
     flips: dict[str, int] | None = None  # `flips_so_far` at the start of this epoch
     steering: dict[str, Any] | None = None
@@ -92,7 +94,11 @@ class Loop:
             self._set_lam(self.steering.lam)
         resumed = self.checkpoints.load_newest()
         if resumed is not None:
-            self.position = Position(**resumed)
+            # a checkpoint without the counts is from before they were kept: then all steps count as good
+            uncounted = dict(
+                epoch_good_steps=resumed["step_in_epoch"], interval_good_steps=resumed["step"] % config.log_every
+            )
+            self.position = Position(**{**uncounted, **resumed})
             self.steering = Steering(**self.position.steering) if self.position.steering else None
             if accelerator.scaler and self.position.loss_scaler:
                 accelerator.scaler.load_state_dict(self.position.loss_scaler)
@@ -171,6 +177,8 @@ class Loop:
             self._bad_loss(buffers)
         else:
             self.sums += means
+            position.epoch_good_steps += 1
+            position.interval_good_steps += 1
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forwards and backwards, once for each of the masks that are drawn for a batch. Returns what was measured."""
@@ -265,7 +273,8 @@ class Loop:
         }
         self.tracking.log(record)
         self.progress.epoch(record)
-        position.epoch, position.step_in_epoch, position.epoch_sums = position.epoch + 1, 0, None
+        position.epoch, position.step_in_epoch = position.epoch + 1, 0
+        position.epoch_sums, position.epoch_good_steps = None, 0
         if self.config.patience and record["phase"] == "train":
             self._look_for_the_best(record)
         if position.epoch == self.config.epochs and self.config.finetune_epochs:
@@ -348,7 +357,7 @@ class Loop:
                 "kind": "step",
                 "step": position.step,
                 "epoch": position.epoch + position.step_in_epoch / self.steps_per_epoch,
-                "loss": position.interval_loss / self.config.log_every,
+                "loss": mean(position.interval_loss, position.interval_good_steps),
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "mask_lr": group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0,
                 "lam": group["lam"],
@@ -357,7 +366,7 @@ class Loop:
                 "examples_per_second": steps * self.config.batch_size / seconds,
             }
         )
-        position.interval_loss = 0.0
+        position.interval_loss, position.interval_good_steps = 0.0, 0
 
     def _fold_sums(self) -> None:
         """Add what each process has summed up to the position, which all of them share."""
@@ -369,14 +378,18 @@ class Loop:
 
     def _means_of_epoch(self) -> dict[str, float]:
         """While the weights changed, and with what is random in training: not what the weights at its end come to."""
-        sums = self.position.epoch_sums or []
-        return {f"train_{name}": value / self.steps_per_epoch for name, value in zip(self.measured, sums, strict=True)}
+        sums, steps = self.position.epoch_sums or [], self.position.epoch_good_steps
+        return {f"train_{name}": mean(value, steps) for name, value in zip(self.measured, sums, strict=True)}
 
     def _seconds(self) -> float:
         now = time.perf_counter()
         self.position.seconds += now - self.clock
         self.clock = now
         return self.position.seconds
+
+
+def mean(total: float, count: int) -> float:
+    return total / count if count else math.nan
 
 
 def checkpoint_size(model: nn.Module) -> int:
