@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -169,6 +169,9 @@ LABEL = ClassLabel(names=["a", "b"])
         (lambda: find_label(columns(a="string"), ""), "none of the columns a may be the label; give label_column"),
         (lambda: find_label(columns(a=LABEL, b=LABEL), ""), r"more than one \(a, b\) of the columns a, b"),
         (lambda: find_label(columns(label="int64"), "lable"), "no column 'lable' among label; did you mean 'label'?"),
+        (lambda: find_label(columns(y=List(Value("int64"))), ""), "label column 'y' must hold a class in each row"),
+        (lambda: find_label(columns(y={"a": Value("int64")}), "y"), "label column 'y' must hold a class in each row"),
+        (lambda: find_label(columns(label=datasets.Image()), ""), "lists, dicts or files; give another label_column"),
         (lambda: find_image(columns(a="string"), ()), "no column with images among a; give input_columns"),
         (lambda: find_image(columns(a="string"), ("a", "b")), "takes 1 with images"),
         (lambda: find_texts(columns(a="string", b="string"), (), "", 2), r"more than one column with texts \(a, b\)"),

@@ -360,3 +360,10 @@ def test_resume_without_a_name_finds_the_same_configuration(tmp_path: Path) -> N
     assert _choose(same) == folder
     other = TrainConfig(run_root=str(tmp_path), resume="auto", **{**SHORT, "epochs": 2})
     assert _choose(other).name.startswith("test_resnet-")
+    for content in ("[1, 2]", "no json"):  # of another program
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / "config.json").write_text(content)
+        (tmp_path / "other" / "results").touch()
+        assert _choose(same) == folder
+        with pytest.raises(RunError, match=r"other.config.json is not the configuration of a run; give another --name"):
+            train_here(tmp_path, "other", resume="auto")

@@ -235,6 +235,39 @@ def test_an_image_that_cannot_be_read(augment: str, pictures: Path) -> None:
             task.train[index]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_args": {"num_classes": 5}}, "model_args: num_classes is 5, but these data make it 2; leave it out"),
+        ({"model_args": {"in_chans": 4}}, "model_args: in_chans is 1 for grey images or 3 for colours, not 4"),
+        ({"model": "vgg19_bn_32px"}, "vgg19_bn_32px does not take images of 3 x 16 x 16; give another image_size"),
+        ({"model": "mlp_bn", "model_args": {"in_features": 5}}, "mlp_bn does not take images of 3 x 16 x 16"),
+        (
+            {"model": "test_vit", "model_args": {"global_pool": ""}},
+            r"test_vit makes \(.*\) numbers of an image, and not one for each of 2",
+        ),
+    ],
+)
+def test_models_that_do_not_fit_the_images(options: dict[str, Any], message: str, pictures: Path) -> None:
+    with pytest.raises(RunError, match=message) as raised:
+        make_task(image_config(pictures, **options)).make_model()
+    assert "\n" not in str(raised.value)
+
+
+def test_trying_a_model_changes_nothing(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(image_config(pictures, model_args={"drop_rate": 0.5}))
+    torch.manual_seed(0)
+    tried = task.make_model()
+    drawn = torch.rand(3)
+    monkeypatch.setattr(image_task, "is_whole", lambda model: False)
+    torch.manual_seed(0)
+    untried = task.make_model()
+    assert torch.equal(torch.rand(3), drawn)
+    assert tried.training is untried.training
+    for name, value in untried.state_dict().items():
+        assert torch.equal(tried.state_dict()[name], value), name
+
+
 def test_arguments_that_a_model_does_not_take(pictures: Path, vit: Path) -> None:
     task = make_task(image_config(pictures, model_args={"depht": 3}))
     with pytest.raises(RunError, match=r"timm cannot make test_resnet with .*depht=3: .*unexpected keyword"):
@@ -349,6 +382,7 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
         ({"max_length": 64}, "max_length 64 is more than the 32 tokens that"),
         ({"model_args": {"vocab_size": 8}}, r"tokenizer has 15 tokens, but the model knows 8; .*vocab_size: 15"),
         ({"model_args": {"hiden_size": 8}}, "has no entry 'hiden_size'; did you mean 'hidden_size'"),
+        ({"model_args": {"num_labels": 7}}, "model_args: num_labels is 7, but these data make it"),
         ({"tokenizer": "no/where"}, "there is no tokenizer no/where; give another"),
         ({"pretrained": True}, None),
     ],
@@ -357,6 +391,11 @@ def test_bad_options_for_texts(options: dict[str, Any], message: str | None, ber
     with pytest.raises(RunError, match=message or "transformers cannot make .*bert") as raised:
         make_task(text_config(bert, reviews, **options)).make_model()
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_of_images_is_no_model_of_texts(vit: Path, bert: Path, reviews: Path) -> None:
+    with pytest.raises(RunError, match="vit is no model of texts: its config has no vocab_size"):
+        make_task(text_config(vit, reviews, tokenizer=str(bert)))
 
 
 # -- language models
@@ -531,6 +570,7 @@ def test_a_word_that_training_never_saw_is_none_of_them(tmp_path: Path) -> None:
         ({"x": [[1], [2], [3, 4], [5]]}, {}, "the lists in column 'x' are not all of the same length"),
         ({"x": [1, 2, 3, 4]}, {"model": "resnet18"}, "takes the models mlp_bn and mlp_tanh, not resnet18"),
         ({"x": [1, 2, 3, 4]}, {"streaming": True, "steps_per_epoch": 1}, "the tabular task cannot stream"),
+        ({"x": [1, 2, 3, 4]}, {"model_args": {"in_features": 2}}, "in_features is 2, but these data make it 1"),
         ({"x": [1, 2, 3, 4]}, {"metric": "f1"}, "metric 'f1' is not measured here"),
     ],
 )

@@ -319,6 +319,11 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
         ({"optimizer_args": {"nestrov": True}}, "takes no 'nestrov'; did you mean 'nesterov'?"),
         ({"optimizer": "AdamW", "optimizer_args": {"beta": 0.9}}, "takes no 'beta'; did you mean 'betas'?"),
         ({"optimizer": "AdamW", "optimizer_args": {"eps": -1.0}}, "the optimizer 'AdamW' cannot be made"),
+        (
+            {"optimizer": "AdamW", "optimizer_args": {"betas": [0.9]}},
+            "cannot be made with optimizer_args {'betas': [0.9]}",
+        ),
+        ({"optimizer": "adahessian"}, "the optimizer 'adahessian' needs second derivatives"),
         ({"optimizer": "SparseAdam"}, "no optimizer is called 'SparseAdam'"),
         ({"targets": "nothing_matches"}, "nothing_matches"),
         ({"targets": "("}, "is not a valid regular expression"),

@@ -50,8 +50,16 @@ class Classes:
 
 def find_label(features: Features, asked: str) -> str:
     """The column that was asked for, the only one that declares classes, or one with a usual name."""
-    if asked:
-        return existing(features, asked, "label_column")
+    label = existing(features, asked, "label_column") if asked else _likely_label(features)
+    if not isinstance(features[label], ClassLabel | Value):
+        raise RunError(
+            f"the label column '{label}' must hold a class in each row, a number or a word, but it holds "
+            "lists, dicts or files; give another label_column"
+        )
+    return label
+
+
+def _likely_label(features: Features) -> str:
     declared = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
     usual = [name for name in features if name.lower() in USUAL_LABELS]
     for candidates in (declared, usual):

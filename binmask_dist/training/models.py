@@ -5,6 +5,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,29 @@ def make_timm(config: TrainConfig, arguments: dict[str, Any]) -> nn.Module:
     except Exception as error:  # whatever the network's own code raises at arguments that it cannot take
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise RunError(f"timm cannot make {config.model} with {given}: {first_line(error)}") from error
+
+
+def check_sizes(config: TrainConfig, **sizes: int) -> None:
+    """Arguments of the model that follow from the data may be left out, but not be others."""
+    for name, size in sizes.items():
+        given = config.model_args.get(name, size)
+        if given != size:
+            raise RunError(f"model_args: {name} is {given!r}, but these data make it {size}; leave it out")
+
+
+@contextmanager
+def on_trial(model: nn.Module) -> Iterator[None]:
+    """To see what a new model answers. It stays as it is, and so does what the run is going to draw at random."""
+    was_training = model.training
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model.eval()
+        yield
+    model.train(was_training)
+
+
+def is_whole(model: nn.Module) -> bool:
+    """Whether all weights are here with their values: ZeRO-3 makes them in shards."""
+    return not any(param.is_meta or hasattr(param, "ds_id") for param in model.parameters())
 
 
 def save_timm(state: dict[str, Tensor], folder: Path, description: dict[str, Any]) -> list[Path]:
@@ -109,13 +134,16 @@ def load_tokenizer(config: TrainConfig) -> Any:
 
 def check_fits(config: TrainConfig, model_config: Any, tokenizer: Any) -> None:
     """Texts that the model has no position or embedding for would fail in the middle of training."""
+    vocabulary = getattr(model_config, "vocab_size", None)
+    if vocabulary is None:
+        raise RunError(f"{config.model} is no model of texts: its config has no vocab_size; give another model")
     positions = getattr(model_config, "max_position_embeddings", None) or config.max_length
     longest = min(positions, tokenizer.model_max_length)
     if config.max_length > longest:
         raise RunError(f"max_length {config.max_length} is more than the {longest} tokens that {config.model} takes")
-    if len(tokenizer) > model_config.vocab_size:
+    if len(tokenizer) > vocabulary:
         raise RunError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the model knows {model_config.vocab_size}; "
+            f"the tokenizer has {len(tokenizer)} tokens, but the model knows {vocabulary}; "
             f"give another tokenizer or, for a new model, model_args: {{vocab_size: {len(tokenizer)}}}"
         )
 

@@ -18,6 +18,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     """A class of torch.optim, spelt as torch does (SGD), or a name in timm's factory (sgd)."""
     torch_names = [name for name in torch.optim.__all__ if name not in ("Optimizer", "SparseAdam")]
     timm_names = timm.optim.list_optimizers()
+    if config.optimizer == "adahessian":
+        raise RunError("the optimizer 'adahessian' needs second derivatives, which are not computed here; take adamw")
     try:
         if config.optimizer in torch_names:
             _check_arguments(config, getattr(torch.optim, config.optimizer))
@@ -37,8 +39,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
                 momentum=config.momentum,
                 **config.optimizer_args,
             )
-    except (TypeError, ValueError) as error:
-        raise RunError(f"the optimizer {config.optimizer!r} cannot be made: {error}") from error
+    except (TypeError, ValueError, IndexError) as error:
+        given = f" with optimizer_args {config.optimizer_args}" if config.optimizer_args else ""
+        raise RunError(f"the optimizer {config.optimizer!r} cannot be made{given}: {error}") from error
     known = [*torch_names, *map(str, timm_names)]
     near = difflib.get_close_matches(config.optimizer, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "see timm.optim.list_optimizers() and torch.optim"

@@ -95,7 +95,8 @@ def _choose(config: TrainConfig) -> Path:
             raise RunError(f"there is no run in {path} to go on with; leave out --resume to start one")
         return path
     if config.resume != "never":
-        same = [file.parent for file in root.glob(f"*/{CONFIG}") if not _differences(file, config)]
+        told = {file.parent: _read_config(file) for file in root.glob(f"*/{CONFIG}")}
+        same = [path for path, before in told.items() if before is not None and not _differences(before, config)]
         if same:
             return max(same, key=lambda path: path.stat().st_mtime)
         if config.resume == "must":
@@ -116,7 +117,11 @@ def _take(path: Path, config: TrainConfig) -> IO:
     file = path / CONFIG
     if not file.exists() or not _has_begun(path):
         write_atomically(file, json.dumps(asdict(config), indent=2) + "\n")
-    elif different := _differences(file, config):
+        return lock
+    told = _read_config(file)
+    if told is None:
+        raise RunError(f"{file} is not the configuration of a run; give another --name")
+    if different := _differences(told, config):
         key, before, now = different[0]
         raise RunError(f"the run in {path} has {key} = {before!r} and not {now!r}; resume it with the same settings")
     return lock
@@ -144,9 +149,18 @@ def _wait_for(lock: IO, path: Path) -> None:
             time.sleep(LOCK_INTERVAL)
 
 
-def _differences(file: Path, config: TrainConfig) -> list[tuple[str, Any, Any]]:
+def _read_config(file: Path) -> dict[str, Any] | None:
+    """None if it is not that of a run: other programs call their files so, too."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _differences(told: dict[str, Any], config: TrainConfig) -> list[tuple[str, Any, Any]]:
     """What is at its default in a configuration from before there was such a key is no difference."""
     now, defaults = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
-    before = defaults | json.loads(file.read_text())
+    before = defaults | told
     keys = sorted((before.keys() | now.keys()) - FREE)
     return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]

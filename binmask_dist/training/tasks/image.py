@@ -16,11 +16,14 @@ from binmask_dist.training.columns import find_image
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows
 from binmask_dist.training.models import (
+    check_sizes,
     first_line,
     is_timm,
+    is_whole,
     make_timm,
     make_transformers,
     named_classes,
+    on_trial,
     save_timm,
     save_transformers,
     transformers_config,
@@ -139,13 +142,17 @@ class ImageClassification(Classification):
         config = self.config
         if config.pretrained and not timm.is_model_pretrained(config.model):
             raise RunError(f"timm has no pretrained weights for {config.model}; leave out pretrained")
+        check_sizes(config, num_classes=len(self.classes.names))
         self.channels = config.model_args.get("in_chans", self.channels)
+        if self.channels not in (1, 3):
+            raise RunError(f"model_args: in_chans is 1 for grey images or 3 for colours, not {self.channels!r}")
         about = timm.get_pretrained_cfg(config.model)
         size = {"img_size": config.image_size} if about and about.fixed_input_size else {}
         return {"num_classes": len(self.classes.names), "in_chans": self.channels, **size, **config.model_args}
 
     def _transformers_config(self) -> Any:
         config = self.config
+        check_sizes(config, num_labels=len(self.classes.names))
         made = transformers_config(config, **named_classes(self.classes.names))
         if config.pretrained:
             self.channels = made.num_channels
@@ -158,8 +165,30 @@ class ImageClassification(Classification):
 
     def make_model(self) -> nn.Module:
         if self.from_timm:
-            return make_timm(self.config, self.model_args)
-        return make_transformers("AutoModelForImageClassification", self.config, self.model_config)
+            model = make_timm(self.config, self.model_args)
+        else:
+            model = make_transformers("AutoModelForImageClassification", self.config, self.model_config)
+        if is_whole(model):
+            self._try(model)
+        return model
+
+    def _try(self, model: nn.Module) -> None:
+        """Many networks say only when they are used that images are too small for them."""
+        batch = self.collate([self.test[0]])
+        images = " x ".join(map(str, self.shape))
+        try:
+            with on_trial(model):
+                logits, _ = self.predict(model, batch)
+        except Exception as error:  # whatever the network's own code raises
+            raise RunError(
+                f"{self.config.model} does not take images of {images}; give another image_size, model or model_args: "
+                f"{first_line(error)}"
+            ) from error
+        if logits.shape != (1, len(self.classes.names)):
+            raise RunError(
+                f"{self.config.model} makes {tuple(logits.shape[1:])} numbers of an image, "
+                f"and not one for each of {len(self.classes.names)} classes; give another model or model_args"
+            )
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, labels = batch

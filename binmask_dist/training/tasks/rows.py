@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from binmask_dist.networks import MLPS
 from binmask_dist.training.config import TrainConfig
-from binmask_dist.training.models import make_timm, save_timm
+from binmask_dist.training.models import check_sizes, make_timm, save_timm
 from binmask_dist.training.tasks.base import Batch, RunError
 from binmask_dist.training.tasks.classification import Classification
 
@@ -15,6 +15,11 @@ from binmask_dist.training.tasks.classification import Classification
 class RowClassification(Classification):
     model_args: dict[str, Any]
     scaling: Any  # of the inputs, for whoever loads the model
+
+    def size_model(self, in_features: int) -> None:
+        sizes = {"num_classes": len(self.classes.names), "in_features": in_features}
+        check_sizes(self.config, **sizes)
+        self.model_args = {**sizes, **self.config.model_args}
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         inputs, labels = batch

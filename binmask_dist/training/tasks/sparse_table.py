@@ -58,11 +58,7 @@ class SparseTableClassification(RowClassification):
         self.train, self.test = SparseRows(scaled[train], numbers[train]), SparseRows(scaled[test], numbers[test])
         if config.validation_fraction:
             self.validation = SparseRows(scaled[validation], numbers[validation])
-        self.model_args = {
-            "num_classes": len(self.classes.names),
-            "in_features": inputs.shape[1],
-            **config.model_args,
-        }
+        self.size_model(inputs.shape[1])
 
     def collate(self, rows: Any) -> Batch:
         inputs, labels = rows

@@ -31,11 +31,7 @@ class TableClassification(RowClassification):
         self.scaling = [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()]
         self.train = self._examples(self.data.train)
         self.test = self._examples(self.data.test)
-        self.model_args = {
-            "num_classes": len(self.classes.names),
-            "in_features": self.train.tensors[0].shape[1],
-            **config.model_args,
-        }
+        self.size_model(self.train.tensors[0].shape[1])
 
     def _fitted(self, name: str) -> StandardScaler | OneHotEncoder:
         values = column_matrix(self.data.train, name)

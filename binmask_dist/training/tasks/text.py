@@ -14,6 +14,7 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows, map_batches
 from binmask_dist.training.models import (
     check_fits,
+    check_sizes,
     load_tokenizer,
     make_transformers,
     named_classes,
@@ -35,6 +36,7 @@ class TextClassification(Classification):
             if self.tokenizer.eos_token is None:
                 raise RunError("the tokenizer has neither a pad nor an eos token, and batches need one; give another")
             self.tokenizer.pad_token = self.tokenizer.eos_token
+        check_sizes(config, num_labels=len(self.classes.names))
         self.model_config = transformers_config(
             config, pad_token_id=self.tokenizer.pad_token_id, **named_classes(self.classes.names)
         )
