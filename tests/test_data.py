@@ -235,6 +235,8 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
         ({"dataset": tmp_path / "empty"}, "cannot open the data set .*empty: .*data files"),
         ({"dataset": tmp_path / "broken.parquet"}, "cannot open the data set .*broken.parquet: .*[Pp]arquet"),
         ({"dataset": "someone/something"}, "someone/something, which is no file or folder here and not to be had"),
+        ({"dataset": "digits", "dataset_config": "large"}, "digits has no configurations; leave out dataset_config"),
+        ({"dataset": data, "dataset_config": "large"}, "data has no configurations; leave out dataset_config"),
         ({"dataset": data, "train_split": "trian"}, "train_split: there is no split 'trian'; there is train"),
         ({"dataset": data, "test_split": "test"}, "test_split: there is no split 'test'; there is train"),
         ({"dataset": data, "test_split": "train"}, "'train' cannot be both for training and for testing"),

@@ -1,5 +1,6 @@
 """Every task from its data to the saved model, which a stock library loads and which answers the same."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -430,6 +431,12 @@ def test_columns_beside_the_text_may_differ(gpt2: Path, tmp_path: Path) -> None:
     assert task.train.column_names == task.test.column_names == ["input_ids"]  # type: ignore[attr-defined]
 
 
+def test_an_encoder_is_no_language_model(bert: Path, book: Path) -> None:
+    with pytest.raises(RunError, match="bert sees the tokens that it is to predict; take a causal model such as gpt2"):
+        make_task(lm_config(bert, book)).make_model()
+    assert make_task(lm_config(bert, book, model_args={"is_decoder": True})).make_model()
+
+
 def test_lines_go_on_in_the_next_line(gpt2: Path, book: Path) -> None:
     tokens = [token for row in make_task(lm_config(gpt2, book)).train for token in row["input_ids"]]
     assert 0 not in tokens  # the end of a text
@@ -589,6 +596,14 @@ def test_a_column_of_one_part_alone(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=message):
             make_task(table_config(tmp_path / "data", **options))
     assert make_task(table_config(tmp_path / "data", input_columns=("a",))).train.tensors[0].shape == (4, 1)
+
+
+def test_a_column_of_neither_numbers_nor_words_is_left_out_and_named(tmp_path: Path) -> None:
+    part = Dataset.from_dict({"x": [1, 2], "when": [datetime.date(2026, 1, day) for day in (1, 2)], "y": [0, 1]})
+    DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
+    with pytest.warns(UserWarning, match="columns that hold neither numbers nor words are left out: when"):
+        task = make_task(table_config(tmp_path / "data"))
+    assert task.train.tensors[0].shape == (2, 1)  # type: ignore[attr-defined]
 
 
 def test_a_column_of_too_many_words(tmp_path: Path) -> None:

@@ -374,6 +374,7 @@ def parse_error(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seed=-1"], "seed must not be below zero"),
         (["--momentum=2"], "momentum must be from 0 to below 1, not 2"),
         (["--lr_warmup_epochs=5", "--epochs=2"], "lr_warmup_epochs is 5, more than the 2 epochs there are"),
+        (["--task=lm", "--max_length=1"], "max_length must be at least 2 for lm"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--target_sparsity=0.9", "--patience=3"], "patience goes back to an epoch of any sparsity"),
         (["--target_sparsity=0.9", "--lam=0"], "target_sparsity steers lam, which must start above zero"),
@@ -392,6 +393,13 @@ def test_yaml_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (config.lam, config.seed, config.mask_lr, config.targets) == (1e-6, 5, 1e-2, ("fc", "conv1.0"))
     path.write_text("mask_lr_finale: 1\n")
     assert "unknown key 'mask_lr_finale': did you mean 'mask_lr_final'?" in parse_error(["--config", str(path)], capsys)
+
+
+def test_one_word_is_a_tuple_of_one() -> None:
+    config = parse_config(["--input_columns", "image", "--tags=a"])
+    assert (config.input_columns, config.tags) == (("image",), ("a",))
+    config = parse_config(["--input_columns", "[a, b]", "--tags=[]"])
+    assert (config.input_columns, config.tags) == (("a", "b"), ())
 
 
 def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Literal, NoReturn
 
 import jsonargparse
 
+WORDS = tuple[str, ...]
+
 
 def option(default: Any, text: str, section: str = "") -> Any:
     return field(default=default, metadata={"help": text, "section": section})
@@ -143,6 +145,10 @@ class TrainConfig:
         )
         self._check_method()
         _check(
+            self.task != "lm" or self.max_length > 1,
+            "max_length must be at least 2 for lm: a block of one token has none to predict",
+        )
+        _check(
             not self.streaming or self.steps_per_epoch > 0, "streaming needs steps_per_epoch, the length of an epoch"
         )
 
@@ -204,8 +210,13 @@ def parse_options(kind: type[Any], script: str, description: str, args: Sequence
             section = parser.add_argument_group(key.metadata["section"])
         default = getattr(kind, key.name, {})  # a dict has no default, but a factory
         bare: Any = {"nargs": "?", "const": "must"} if key.name == "resume" else {}
-        section.add_argument(f"--{key.name}", type=key.type, default=default, help=key.metadata["help"], **bare)
+        # one word without brackets is a tuple of one
+        type_ = key.type | str if key.type == WORDS else key.type
+        section.add_argument(f"--{key.name}", type=type_, default=default, help=key.metadata["help"], **bare)
     values = parser.parse_args(args).as_dict()
+    for key in fields(kind):
+        if key.type == WORDS and isinstance(values[key.name], str):
+            values[key.name] = (values[key.name],)
     try:
         return kind(**{key.name: values[key.name] for key in fields(kind)})
     except ValueError as error:

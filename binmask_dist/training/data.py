@@ -119,10 +119,13 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
         datasets.disable_progress_bars()
     path = Path(name).expanduser()
     suffix = path.suffix.lower()
+    is_saved = path.is_dir() and any((path / file).exists() for file in ("dataset_dict.json", "state.json"))
+    if configuration and (name == "digits" or path.is_file() or is_saved):
+        raise RunError(f"{name} has no configurations; leave out dataset_config")
     if name == "digits":
         return _streams(digits()) if streaming else dict(digits())
     try:
-        if path.is_dir() and any((path / file).exists() for file in ("dataset_dict.json", "state.json")):
+        if is_saved:
             saved = datasets.load_from_disk(str(path))
             splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
             return _streams(splits) if streaming else dict(splits)

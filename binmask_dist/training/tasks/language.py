@@ -15,8 +15,10 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows, load_data, map_batches
 from binmask_dist.training.models import (
     check_fits,
+    is_whole,
     load_tokenizer,
     make_transformers,
+    on_trial,
     save_transformers,
     transformers_config,
 )
@@ -79,7 +81,24 @@ class LanguageModelling(Task):
         return {"loss": loss, "perplexity": perplexity, "tokens": tokens, "examples": len(rows["tokens"])}
 
     def make_model(self) -> nn.Module:
-        return make_transformers("AutoModelForCausalLM", self.config, self.model_config)
+        model = make_transformers("AutoModelForCausalLM", self.config, self.model_config)
+        if is_whole(model) and self._looks_ahead(model):
+            raise RunError(
+                f"{self.config.model} sees the tokens that it is to predict; take a causal model such as gpt2, or give "
+                "model_args: {is_decoder: true} if it has such an entry"
+            )
+        return model
+
+    def _looks_ahead(self, model: nn.Module) -> bool:
+        """Whether the last token of a text changes what is said before it: encoders such as BERT do that."""
+        batch = self.collate([self.test[0]])
+        other = batch["input_ids"].clone()
+        other[:, -1] = (other[:, -1] + 1) % self.model_config.vocab_size
+        with on_trial(model):
+            before, after = (
+                self._predict(model, {**batch, "input_ids": ids})[0] for ids in (batch["input_ids"], other)
+            )
+        return not torch.allclose(before, after)
 
     def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
         return save_transformers(model, state, folder, self.tokenizer)

@@ -1,5 +1,7 @@
 """Classification of table rows by a multi-layer perceptron."""
 
+import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,11 @@ class TableClassification(RowClassification):
         if not config.input_columns:  # all columns are inputs
             self.data.check_columns([*self.data.train.column_names, *self.data.test.column_names])
         columns = find_table(self.data.features, config.input_columns, self.data.label)
+        left_out = [name for name in self.data.features if name not in (*columns, self.data.label)]
+        if left_out and not config.input_columns and os.environ.get("RANK", "0") == "0":  # said by one process
+            warnings.warn(
+                f"columns that hold neither numbers nor words are left out: {', '.join(left_out)}", stacklevel=2
+            )
         self.scalers = {name: self._fitted(name) for name in columns}
         self.scaling = [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()]
         self.train = self._examples(self.data.train)
