@@ -60,6 +60,16 @@ def test_a_checkpoint_of_any_engine_loads_under_any_other(folder, source, target
     assert result["masks_differ_at_the_end"] == 0
 
 
+@pytest.mark.parametrize("target", ENGINES)
+@pytest.mark.parametrize("source", ["single", "zero3"])
+def test_frozen_weights_and_masks_that_never_learnt_are_kept(folder, source, target):
+    """ZeRO has one number of steps for a partition, in which masks that have learnt lie beside others."""
+    result = results(folder, "mixtures")[f"{source}-to-{target}"]
+    assert result["masks_equal"]
+    assert result["weights_equal"]
+    assert result["sparsity"] > 0.4
+
+
 @pytest.mark.parametrize("source", ENGINES)
 def test_a_checkpoint_of_two_ranks_loads_on_one_process(folder, source):
     """And training goes on to the masks that one process, never interrupted, ends with."""

@@ -29,10 +29,11 @@ from binmask_dist.method.layout import Fragment, Placement, local_part, placemen
 from binmask_dist.method.wrapper import MaskedOptimizer
 
 INDEX = "checkpoint.json"
-FORMAT = "binmask_dist checkpoint 1"
+FORMAT = "binmask_dist checkpoint 2"
 BYTES_PER_FILE = 2 * 2**30
-# what describes the process and not the training: the next one may run on other engines and devices
-NOT_SETTINGS = ("params", "param_names", "grad_norm", "compile", "fused", "foreach")
+# what describes the process and not the training: the next one may run on other engines, which clip in their own way,
+# and on other devices
+NOT_SETTINGS = ("params", "param_names", "grad_norm", "max_grad_norm", "compile", "fused", "foreach")
 # which state they keep for a matrix and for a vector differs
 SHAPE_DEPENDENT = ("Adafactor", "Muon")
 
@@ -46,10 +47,13 @@ def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: 
     folder = Path(folder)
     where = placements(binmask.param_groups, binmask.model)
     entries = _agree_on_entries(binmask, where)
+    inner = type(binmask.inner).__name__
     index: dict[str, Any] = {
         "format": FORMAT,
-        "optimizer": type(binmask.inner).__name__,
-        "groups": [{"names": group["param_names"], "settings": _settings(group)} for group in binmask.param_groups],
+        "optimizer": inner,
+        "groups": [
+            {"names": group["param_names"], "settings": _settings(inner, group)} for group in binmask.param_groups
+        ],
         "scalars": {name: _scalars(of_name) for name, of_name in entries.items()},
         "entries": {name: sorted(of_name.keys() - _scalars(of_name)) for name, of_name in entries.items()},
         "flips": list(readout.flip_state(binmask)),
@@ -65,8 +69,11 @@ def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: 
             _remove_other_files(folder, set(index["files"]))
         except Exception as failure:  # of any kind: the other ranks are waiting
             error = f"the checkpoint could not be written to {folder}: {failure}"
-    for _ in tensors:  # the other ranks' part of gathering; on rank 0 what a failure left over
-        pass
+    try:
+        for _ in tensors:  # the other ranks' part of gathering; on rank 0 what a failure left over
+            pass
+    except Exception as failure:
+        error = error or f"the checkpoint could not be gathered: {failure}"
     _raise_on_every_rank(error)
 
 
@@ -83,13 +90,14 @@ def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict
         _check_fits(index, stored, binmask, where)
     except (CheckpointError, OSError) as failure:
         error = str(failure)
-    except (KeyError, ValueError, TypeError, SafetensorError) as failure:
+    except (KeyError, ValueError, TypeError, AttributeError, SafetensorError) as failure:
         error = f"{folder} holds a damaged checkpoint ({type(failure).__name__}: {failure})"
     _raise_on_every_rank(error)
     _load_model(stored, binmask, where)
     _load_state(stored, index, binmask, where)
     for group, saved in zip(binmask.param_groups, index["groups"], strict=True):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["settings"].items()})
+        device = next(param.device for param in group["params"]) if group["params"] else torch.device("cpu")
+        group.update({key: _from_json(value, device) for key, value in saved["settings"].items()})
     return index["extra"]
 
 
@@ -121,7 +129,7 @@ def _describe(binmask: MaskedOptimizer, place: Placement) -> dict[str, Any]:
         if key == "flips":
             continue
         if not isinstance(value, Tensor) or value.ndim == 0:
-            described[key] = {"value": value.item() if isinstance(value, Tensor) else value}
+            described[key] = {"value": _to_json(value)}
         elif isinstance(place, Fragment) and (value.shape != place.holder.shape or inner in SHAPE_DEPENDENT):
             raise CheckpointError(
                 f"{inner} keeps state that depends on a weight's shape, which ZeRO's flat partitions turn into "
@@ -169,7 +177,7 @@ def _whole(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
     elif hasattr(tensor, "ds_tensor"):
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
         with GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
@@ -222,6 +230,9 @@ class _Stored:
     def shape(self, entry: str) -> list[int]:
         return self.files[entry].get_slice(entry).get_shape()
 
+    def dtype(self, entry: str) -> str:
+        return self.files[entry].get_slice(entry).get_dtype()
+
     def __getitem__(self, entry: str) -> Tensor:
         return self.files[entry].get_tensor(entry)
 
@@ -258,7 +269,10 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
     for name, keys in index["entries"].items():
         wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
-    index["flips"], index["extra"], [group["settings"] for group in index["groups"]]  # are there, or a KeyError
+    index["flips"], index["extra"]  # are there, or a KeyError
+    for values in (*index["scalars"].values(), *(group["settings"] for group in index["groups"])):
+        for value in values.values():
+            _from_json(value, torch.device("cpu"))
     for name, tensor in _outside_the_optimizer(binmask, where):
         wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
     for entry in stored.files:
@@ -319,21 +333,42 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: MaskedOptimizer
     binmask.state.clear()
     group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
     for name, place in where.items():
-        if place.holder is None:
-            continue
-        saved_keys = index["entries"][name]
-        state = binmask.state[place.holder]
-        if "latent" in saved_keys and "latent" not in state:
-            state.update(binmask.new_state(place.holder, group_of[name]))
-        for key in saved_keys:
-            _load_entry(state, key, stored[f"{key}:{name}"], place)
-        for key, value in index["scalars"][name].items():
-            # steps are counted in tensors, which a fused update looks for beside the weight
-            if key in ("step", "latent_step"):
-                fused = key == "step" and group_of[name].get("fused")
-                value = torch.tensor(float(value), device=place.device if fused else "cpu")
-            state[key] = value
+        if place.holder is not None:
+            scalars = {key: _from_json(value, place.device) for key, value in index["scalars"][name].items()}
+            _load_state_of(place, group_of[name], stored, index["entries"][name], scalars, binmask)
     _load_flips(index["flips"], binmask)
+
+
+def _load_state_of(
+    place: Placement,
+    group: dict[str, Any],
+    stored: _Stored,
+    keys: list[str],
+    scalars: dict[str, Any],
+    binmask: MaskedOptimizer,
+) -> None:
+    state = binmask.state[place.holder]
+    if "latent" in keys and "latent" not in state:
+        state.update(binmask.new_state(place.holder, group))
+    has_learnt = "latent_step" not in scalars or scalars["latent_step"] > 0 or group["from_zeros"]
+    for key in keys:
+        entry = f"{key}:{place.name}"
+        # in the precision of the weight, which may be another one here, or in one of its own
+        of_weight = key == "weight" or (
+            key not in binmask.state_keys and stored.dtype(entry) == stored.dtype(f"param:{place.name}")
+        )
+        if key == "weight" and not has_learnt:  # W is p until then
+            entry = f"param:{place.name}"
+        full = stored[entry]
+        _load_entry(state, key, full.to(place.holder.dtype) if of_weight else full, place)
+    if group.get("fused") and isinstance(scalars.get("step"), Tensor):
+        scalars["step"] = scalars["step"].to(place.device)
+    if isinstance(place, Fragment):
+        # One partition holds many weights, and one number of steps: that of those that took most. With another, masks
+        # that have learnt would be taken for ones that have not.
+        for key in scalars.keys() & state.keys() & {"step", "latent_step"}:
+            scalars[key] = max(scalars[key], state[key])
+    state.update(scalars)
 
 
 def _load_entry(state: dict[str, Any], key: str, full: Tensor, place: Placement) -> None:
@@ -361,9 +396,36 @@ def _load_flips(flips: list[int], binmask: MaskedOptimizer) -> None:
 # -- small things
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in group.items() if key not in NOT_SETTINGS}
-    return {key: value.item() if isinstance(value, Tensor) else value for key, value in settings.items()}
+def _settings(inner: str, group: dict[str, Any]) -> dict[str, Any]:
+    settings = {key: _to_json(value) for key, value in group.items() if key not in NOT_SETTINGS}
+    for key, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise CheckpointError(
+                f"{inner} keeps {key!r} in its groups, a {type(value).__name__} that JSON cannot hold; "
+                "use accelerator.save_state"
+            ) from None
+    return settings
+
+
+def _to_json(value: Any) -> Any:
+    """Numbers as they are; a number in a tensor, or a dtype, so that `_from_json` makes the same of it again."""
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return {"tensor": value.item(), "dtype": str(value.dtype), "beside_weight": value.device.type != "cpu"}
+    return {"dtype": str(value)} if isinstance(value, torch.dtype) else value
+
+
+def _from_json(value: Any, device: torch.device) -> Any:
+    """`device`: where the weight is."""
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, dict) or "dtype" not in value:
+        return value
+    dtype = getattr(torch, value["dtype"].removeprefix("torch."))
+    if "tensor" not in value:
+        return dtype
+    return torch.tensor(value["tensor"], dtype=dtype, device=device if value["beside_weight"] else "cpu")
 
 
 def _scalars(entries: dict[str, Any]) -> dict[str, Any]:

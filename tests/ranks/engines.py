@@ -138,6 +138,65 @@ def checkpoints(folder: Path) -> dict:
     return results
 
 
+class Frozen(work.Network):
+    """With a layer that is not trained, and one whose masks never learn: it has gradients in the warm-up alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(12, 12).requires_grad_(False)
+
+    def forward(self, x):
+        return super().forward(self.fixed(x))
+
+
+def mixtures(folder: Path) -> dict:
+    """Such a network, saved by one process and under ZeRO-3, loaded under every engine, where its masks stay fixed."""
+    results, expected = {}, {}
+
+    def build():
+        model = Frozen()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+        return model, binmask_dist.patch(model, optimizer, compile=False, **work.MASK)
+
+    def prepared(engine):
+        accelerator = work.make_accelerator(Case(engine))
+        model, binmask = build()
+        return accelerator, binmask, *accelerator.prepare(model, binmask)
+
+    def save(name, binmask):
+        binmask_dist.save_checkpoint(folder / f"mixture-{name}", binmask)
+        expected[name] = (work.whole_parameters(binmask), binmask.masks())
+
+    model, binmask = build()
+    x, y = work.make_data(MIDDLE, 1)
+    for step in range(MIDDLE):
+        binmask.set_epoch(4 * step // work.STEPS)
+        (model(x[step, 0, 0]) - y[step, 0, 0]).square().mean().backward()
+        if step >= 8:
+            model.last.weight.grad = None
+        binmask.step()
+        binmask.zero_grad()
+    save("single", binmask)
+    accelerator, binmask, model, optimizer = prepared("zero3")
+    work.train(Case("zero3"), accelerator, model, optimizer, binmask, stop=MIDDLE)
+    save("zero3", binmask)
+    for source, (weights, masks) in expected.items():
+        for target in ENGINES:
+            accelerator, binmask, model, optimizer = prepared(target)
+            binmask_dist.load_checkpoint(folder / f"mixture-{source}", binmask)
+            binmask.freeze()
+            for group in binmask.param_groups:
+                group["lr"] = 0.0
+            work.train(Case(target), accelerator, model, optimizer, binmask, start=MIDDLE, stop=MIDDLE + 2)
+            whole = work.whole_parameters(binmask)
+            results[f"{source}-to-{target}"] = dict(
+                masks_equal=all(torch.equal(mask, masks[name]) for name, mask in binmask.masks().items()),
+                weights_equal=all(torch.equal(whole[name], weight) for name, weight in weights.items()),
+                sparsity=binmask.sparsity(),
+            )
+    return results
+
+
 def exports(folder: Path) -> dict:
     """The model as each engine saves it: sparsity is read back from the file."""
     results = {}
@@ -289,7 +348,7 @@ def _error(call) -> str:
     return ""
 
 
-JOBS = {job.__name__: job for job in (matrix, resume, checkpoints, exports, wire, compiled, settled, faults)}
+JOBS = {job.__name__: job for job in (matrix, resume, checkpoints, mixtures, exports, wire, compiled, settled, faults)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
