@@ -8,6 +8,7 @@ import warnings
 import pytest
 import timm.optim
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -327,7 +328,14 @@ def test_masked_weights_are_plus_zero(compile):
         (dict(mask_lr=-1e-3), "mask_lr must be a finite number"),
         (dict(mask_eps=0.0), "mask_eps must be positive"),
         (dict(mask_lr_final=float("inf")), "mask_lr_final must be a finite number"),
-        (dict(mask_betas=(0.9, 1.0)), "mask_betas must lie in"),
+        (dict(mask_betas=(0.9, 1.0)), r"mask_betas must be two numbers in \[0, 1\)"),
+        (dict(mask_betas=(0.9, 0.99, 0.999)), "mask_betas must be two numbers"),
+        (dict(mask_betas=0.9), "mask_betas must be two numbers"),
+        (dict(warmup="0.1"), "warmup is a fraction of the epochs, between 0 and 1, not '0.1'"),
+        (dict(alpha0=None), "alpha0 must lie between 0 and alpha1"),
+        (dict(alpha1="1"), "alpha1 must be positive, not '1'"),
+        (dict(mask_eps=None), "mask_eps must be positive, not None"),
+        (dict(max_grad_norm="1"), "max_grad_norm must be positive or None, not '1'"),
         (dict(max_grad_norm=0), "max_grad_norm must be positive"),
         (dict(targets="nothing"), "matched no weight"),
         (dict(targets="("), "is not a valid regular expression"),
@@ -356,6 +364,12 @@ def test_bad_optimizers_are_refused():
         binmask_dist.patch(model, lookahead, **MASK)
     with pytest.raises(TypeError, match="LBFGS evaluates the model inside its step"):
         binmask_dist.patch(model, torch.optim.LBFGS(model.parameters()), **MASK)
+    with pytest.raises(ValueError, match="with maximize the masks would learn in the other direction"):
+        binmask_dist.patch(model, sgd(model, maximize=True), **MASK)
+    with pytest.raises(TypeError, match=r"has been through accelerator\.prepare; call patch before it"):
+        binmask_dist.patch(model, Accelerator(cpu=True).prepare(sgd(model)), **MASK)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not NoneType"):
+        binmask_dist.patch(None, sgd(model), **MASK)
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not Linear"):
         binmask_dist.patch(model, nn.Linear(1, 1), **MASK)
     scheduled = sgd(model)
@@ -408,3 +422,61 @@ def test_state_that_lies_end_to_end_can_be_copied_and_loaded():
     for other in (twin_binmask, loaded_binmask):
         theirs = contents(other)
         assert all(torch.equal(value, theirs[key]) for key, value in contents(binmask).items())
+
+
+def test_the_state_of_a_dense_optimizer_is_refused():
+    """Its groups can have the sizes of ours, and would take their place: no masks, and no word about it."""
+    model = network()
+    groups = [{"params": [model[0].bias, model[2].bias]}, {"params": [model[0].weight, model[2].weight]}]
+    dense = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    backward(model, 0)
+    dense.step()
+    saved = dense.state_dict()
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    before = contents(binmask)
+    with pytest.raises(ValueError, match="this state was not saved with these masks"):
+        binmask.load_state_dict(saved)
+    assert len(binmask.masked_groups) == 1
+    assert contents(binmask).keys() == before.keys()
+
+
+def test_weights_that_start_off_do_not_count_in_the_first_norm():
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:20] = 0
+    binmask = binmask_dist.patch(model, sgd(model), **(MASK | dict(from_zeros=True, max_grad_norm=1e-3)))
+    binmask.set_epoch(0)
+    backward(model, 0)
+    expected = torch.cat([(p.grad * (p != 0) if p.ndim > 1 else p.grad).reshape(-1) for p in model.parameters()]).norm()
+    assert expected < torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm() * 0.99
+    binmask.step()
+    assert binmask.grad_norm == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_complex_parameter_that_is_not_masked_is_trained():
+    model = network()
+    model.register_parameter("phase", nn.Parameter(torch.randn(3, dtype=torch.complex64)))
+    binmask = binmask_dist.patch(model, sgd(model), **MASK)
+    binmask.set_epoch(0)
+    before = model.phase.detach().clone()
+    (backward(model, 0).detach() + model.phase.abs().sum()).backward()
+    binmask.step()
+    assert not torch.equal(model.phase, before)
+    assert binmask.grad_norm**2 == pytest.approx(sum(float(p.grad.abs().square().sum()) for p in model.parameters()))
+
+
+@pytest.mark.parametrize("epoch", [0, 1])  # in the warm-up, and after it
+def test_double_precision_is_kept(epoch):
+    models = []
+    for compile in (False, True):
+        model = network(torch.float64)
+        binmask = binmask_dist.patch(model, sgd(model), **(MASK | dict(compile=compile)))
+        binmask.set_epoch(epoch)
+        for seed in range(3):
+            backward(model, seed)
+            binmask.step()
+            binmask.zero_grad()
+        models.append(model)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert not torch.equal(ours, ours.float().double())

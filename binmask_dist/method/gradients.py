@@ -52,6 +52,8 @@ def _norm(param_groups: list[dict[str, Any]], state: dict, of_masked: bool, exac
             if grad.numel() == 0:
                 continue
             latent = state.get(param, {}).get("latent") if by_mask else None
+            if by_mask and latent is None and group["from_zeros"]:  # before a first step the masks are p's zeros
+                grad = grad * (local_part(param) != 0)
             if by_mask and group.get("fixed"):  # an input mask has no g_W, but may have a gradient that is not finite
                 of_shards.plain.append(grad * 0)
             elif latent is None:
@@ -91,6 +93,8 @@ def _joined(grads: list[Tensor]) -> Iterator[Tensor]:
 def _square_sum(grad: Tensor, exact: bool) -> Tensor:
     if grad.is_sparse:  # an embedding's, say
         grad = grad.coalesce().values()
+    if grad.is_complex():
+        grad = torch.view_as_real(grad)
     if exact or grad.dtype == torch.float64:
         return torch.linalg.vector_norm(grad, dtype=torch.float64).square()
     if grad.dtype == torch.float32 and grad.device.type == "cpu" and grad.is_contiguous():

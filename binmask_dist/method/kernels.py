@@ -153,6 +153,9 @@ def _with_update(function: Callable, update: Callable, scalars: Scalars, update_
 
 
 def _can_compile(flat: Row | None) -> bool:
+    """Not in fp64: the compiled update has fp32 inside, and would round W."""
+    if flat is not None and flat[0].dtype == torch.float64:
+        return False
     return not _compiler_failed and flat is not None and flat[0].numel() >= SMALLEST_COMPILED
 
 

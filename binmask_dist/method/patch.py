@@ -60,7 +60,8 @@ def patch(
     compile        compile the step, and with it the update of torch's SGD, Adam and AdamW; by default if there are
                    enough weights to be worth it
     """
-    _check(optimizer, lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
+    _check_optimizer(model, optimizer)
+    _check(lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
     input_lam = lam if input_lam is None else input_lam
     _check_penalty("input_lam", input_lam)
@@ -127,13 +128,17 @@ def _split_groups(
     optimizer.param_groups = groups
 
 
-def _check(
-    optimizer: Any, *, lam: Any, epochs: Any, alpha0: float, alpha1: float, warmup: float, max_grad_norm: float | None
-) -> None:
+def _check_optimizer(model: Any, optimizer: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, BinMask) or any(group.get("masked") for group in optimizer.param_groups):
         raise ValueError("this optimizer is patched already; call patch once")
+    if type(optimizer).__module__.startswith("accelerate."):
+        raise TypeError("this optimizer has been through accelerator.prepare; call patch before it, on the model's own")
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError("with maximize the masks would learn in the other direction; minimise the negated loss")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "LBFGS evaluates the model inside its step, where weights are not masked; use a first-order one"
@@ -151,35 +156,43 @@ def _check(
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError("patch changes the optimizer's groups; make the learning-rate scheduler after patch")
+
+
+def _check(*, lam: Any, epochs: Any, alpha0: float, alpha1: float, warmup: float, max_grad_norm: float | None) -> None:
     _check_penalty("lam", lam)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ValueError(f"epochs must be a whole number, 1 or more, not {epochs!r}")
-    if not alpha1 > 0:
+    if not (_is_number(alpha1) and alpha1 > 0):
         raise ValueError(f"alpha1 must be positive, not {alpha1!r}")
     _check_start("alpha0", alpha0, alpha1)
-    if not 0 <= warmup <= 1:
+    if not (_is_number(warmup) and 0 <= warmup <= 1):
         raise ValueError(f"warmup is a fraction of the epochs, between 0 and 1, not {warmup!r}")
-    if max_grad_norm is not None and not max_grad_norm > 0:
+    if max_grad_norm is not None and not (_is_number(max_grad_norm) and max_grad_norm > 0):
         raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
 
 
 def _check_penalty(name: str, lam: Any) -> None:
-    if not (isinstance(lam, int | float) and math.isfinite(lam) and lam >= 0):
+    if not (_is_number(lam) and lam >= 0):
         raise ValueError(f"{name} must be a finite number, 0 or more, not {lam!r}")
 
 
 def _check_start(name: str, alpha0: float, alpha1: float) -> None:
-    if not 0 <= alpha0 <= alpha1:
+    if not (_is_number(alpha0) and 0 <= alpha0 <= alpha1):
         raise ValueError(f"{name} must lie between 0 and alpha1 ({alpha1}), not {alpha0!r}: masks start on")
 
 
 def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, float], mask_eps: float) -> None:
-    if not mask_eps > 0:
+    if not (_is_number(mask_eps) and mask_eps > 0):
         raise ValueError(
             f"mask_eps must be positive, not {mask_eps!r}: weights without a gradient would divide by zero"
         )
     for name, rate in (("mask_lr", mask_lr), ("mask_lr_final", mask_lr_final)):
-        if not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
+        if not (_is_number(rate) and rate >= 0):
             raise ValueError(f"{name} must be a finite number, 0 or more, not {rate!r}")
-    if not all(0 <= beta < 1 for beta in mask_betas):
-        raise ValueError(f"mask_betas must lie in [0, 1), not {mask_betas!r}")
+    are_two = isinstance(mask_betas, tuple | list) and len(mask_betas) == 2
+    if not (are_two and all(_is_number(beta) and 0 <= beta < 1 for beta in mask_betas)):
+        raise ValueError(f"mask_betas must be two numbers in [0, 1), not {mask_betas!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

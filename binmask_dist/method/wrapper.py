@@ -93,16 +93,23 @@ class MaskedOptimizer(Optimizer):
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # DCP calls by keyword: the name is contract
+        saved_groups = state_dict["param_groups"]
+        if [bool(group.get("masked")) for group in saved_groups] != [bool(g.get("masked")) for g in self.param_groups]:
+            raise ValueError(
+                "this state was not saved with these masks: its groups are masked in other places, or not at all; "
+                "load it into the optimizer before patch"
+            )
         self.inner.load_state_dict(state_dict)
         # torch has cast every state tensor to the parameter's dtype, and bf16 latents would not move. Under DCP
         # ids are names, so parameters are matched by their place in the groups.
-        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
             for param, key in zip(group["params"], saved_group["params"], strict=True):
                 saved = state_dict["state"].get(key, {})
                 for name in self.state_keys:
                     if name in saved:
                         device = "cpu" if name == "latent_step" else param.device
-                        self.state[param][name] = saved[name].detach().clone().to(device)
+                        dtype = param.dtype if name == "weight" else saved[name].dtype  # W changes places with p
+                        self.state[param][name] = saved[name].detach().clone().to(device, dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # The model is the caller's to copy or to pickle. Hooks stay behind, and so does the `step` that a scheduler
