@@ -94,11 +94,7 @@ class Loop:
             self._set_lam(self.steering.lam)
         resumed = self.checkpoints.load_newest()
         if resumed is not None:
-            # a checkpoint without the counts is from before they were kept: then all steps count as good
-            uncounted = dict(
-                epoch_good_steps=resumed["step_in_epoch"], interval_good_steps=resumed["step"] % config.log_every
-            )
-            self.position = Position(**{**uncounted, **resumed})
+            self.position = Position(**resumed)
             self.steering = Steering(**self.position.steering) if self.position.steering else None
             if accelerator.scaler and self.position.loss_scaler:
                 accelerator.scaler.load_state_dict(self.position.loss_scaler)
