@@ -15,7 +15,7 @@ from torch import nn
 
 import binmask_dist
 from binmask_dist import CheckpointError, load_checkpoint, save_checkpoint
-from binmask_dist.engines import checkpoint
+from binmask_dist.engines import checkpoint_files
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -100,7 +100,7 @@ def test_nothing_is_pickled_and_old_files_go(tmp_path):
 
 
 def test_many_files_when_tensors_are_large(tmp_path, monkeypatch):
-    monkeypatch.setattr("binmask_dist.engines.checkpoint.BYTES_PER_FILE", 2000)
+    monkeypatch.setattr("binmask_dist.engines.checkpoint_files.BYTES_PER_FILE", 2000)
     model, binmask = make()
     train(model, binmask, 0, 20)
     save_checkpoint(tmp_path, binmask)
@@ -163,8 +163,8 @@ def test_another_model_or_optimizer_is_refused(saved):
 def test_a_save_that_fails_keeps_the_last_checkpoint(saved, monkeypatch):
     model, binmask = make()
     train(model, binmask, 0, 5)
-    monkeypatch.setattr("binmask_dist.engines.checkpoint.BYTES_PER_FILE", 2000)
-    write_file, written = checkpoint._write_file, []
+    monkeypatch.setattr("binmask_dist.engines.checkpoint_files.BYTES_PER_FILE", 2000)
+    write_file, written = checkpoint_files._write_file, []
 
     def full_disk(path, batch):
         if len(written) == 2:
@@ -172,7 +172,7 @@ def test_a_save_that_fails_keeps_the_last_checkpoint(saved, monkeypatch):
         written.append(write_file(path, batch))
         return written[-1]
 
-    monkeypatch.setattr(checkpoint, "_write_file", full_disk)
+    monkeypatch.setattr(checkpoint_files, "_write_file", full_disk)
     with pytest.raises(CheckpointError, match=r"could not be written to .*No space left on device"):
         save_checkpoint(saved, binmask)
     expected_model, expected = make()

@@ -11,35 +11,36 @@ current, so an interrupted save leaves the one before. Both calls are collective
 
 import json
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from binmask_dist.engines.checkpoint_files import (
+    FORMAT,
+    INDEX,
+    CheckpointError,
+    StoredTensors,
+    read_index,
+    remove_other_files,
+    write_tensors,
+)
+from binmask_dist.engines.json_values import from_json, to_json
 from binmask_dist.files import write_atomically
 from binmask_dist.method import readout
 from binmask_dist.method.layout import Fragment, Placement, local_part, placements, reshard
 from binmask_dist.method.wrapper import MaskedOptimizer
 
-INDEX = "checkpoint.json"
-FORMAT = "binmask_dist checkpoint 2"
-BYTES_PER_FILE = 2 * 2**30
 # what describes the process and not the training: the next one may run on other engines, which clip in their own way,
 # and on other devices
 NOT_SETTINGS = ("params", "param_names", "grad_norm", "max_grad_norm", "compile", "fused", "foreach")
 # which state they keep for a matrix and for a vector differs
 SHAPE_DEPENDENT = ("Adafactor", "Muon")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read; the sentence says why, and nothing was changed."""
 
 
 def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: dict[str, Any] | None = None) -> None:
@@ -64,9 +65,9 @@ def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: 
     if _rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            index["files"] = _write_tensors(folder, tensors)
+            index["files"] = write_tensors(folder, tensors)
             write_atomically(folder / INDEX, json.dumps(index, indent=1, sort_keys=True))
-            _remove_other_files(folder, set(index["files"]))
+            remove_other_files(folder, set(index["files"]))
         except Exception as failure:  # of any kind: the other ranks are waiting
             error = f"the checkpoint could not be written to {folder}: {failure}"
     try:
@@ -85,8 +86,8 @@ def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict
     index: dict[str, Any] = {}
     stored: Any = None
     try:
-        index = _read_index(folder)
-        stored = _Stored(folder, index)
+        index = read_index(folder)
+        stored = StoredTensors(folder, index)
         _check_fits(index, stored, binmask, where)
     except (CheckpointError, OSError) as failure:
         error = str(failure)
@@ -97,7 +98,7 @@ def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict
     _load_state(stored, index, binmask, where)
     for group, saved in zip(binmask.param_groups, index["groups"], strict=True):
         device = next(param.device for param in group["params"]) if group["params"] else torch.device("cpu")
-        group.update({key: _from_json(value, device) for key, value in saved["settings"].items()})
+        group.update({key: from_json(value, device) for key, value in saved["settings"].items()})
     return index["extra"]
 
 
@@ -129,7 +130,7 @@ def _describe(binmask: MaskedOptimizer, place: Placement) -> dict[str, Any]:
         if key == "flips":
             continue
         if not isinstance(value, Tensor) or value.ndim == 0:
-            described[key] = {"value": _to_json(value)}
+            described[key] = {"value": to_json(value)}
         elif isinstance(place, Fragment) and (value.shape != place.holder.shape or inner in SHAPE_DEPENDENT):
             raise CheckpointError(
                 f"{inner} keeps state that depends on a weight's shape, which ZeRO's flat partitions turn into "
@@ -184,72 +185,12 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
-    """Write files of bounded size, under names that no checkpoint has yet."""
-    token, size = uuid.uuid4().hex[:8], 0
-    files: list[str] = []
-    batch: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        batch[name] = tensor
-        size += tensor.numel() * tensor.element_size()
-        if size >= BYTES_PER_FILE:
-            files.append(_write_file(folder / f"{token}-{len(files):05}.safetensors", batch))
-            batch, size = {}, 0
-    files.append(_write_file(folder / f"{token}-{len(files):05}.safetensors", batch))
-    return files
-
-
-def _write_file(path: Path, batch: dict[str, Tensor]) -> str:
-    save_file(batch, path)
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())
-    return path.name
-
-
-def _remove_other_files(folder: Path, keep: set[str]) -> None:
-    for path in folder.glob("????????-?????.safetensors"):
-        if path.name not in keep:
-            path.unlink()
-
-
 # -- reading
 
 
-class _Stored:
-    """The tensors of a checkpoint, by entry name, read when asked for."""
-
-    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
-        self.files: dict[str, Any] = {}
-        for file in index["files"]:
-            try:
-                opened = safe_open(folder / file, framework="pt")
-            except (OSError, SafetensorError) as failure:
-                raise CheckpointError(f"{folder / file} is missing or cut off ({failure}); use an older one") from None
-            self.files.update(dict.fromkeys(opened.keys(), opened))
-
-    def shape(self, entry: str) -> list[int]:
-        return self.files[entry].get_slice(entry).get_shape()
-
-    def dtype(self, entry: str) -> str:
-        return self.files[entry].get_slice(entry).get_dtype()
-
-    def __getitem__(self, entry: str) -> Tensor:
-        return self.files[entry].get_tensor(entry)
-
-
-def _read_index(folder: Path) -> dict[str, Any]:
-    try:
-        index = json.loads((folder / INDEX).read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint in {folder}: it has no {INDEX}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as failure:
-        raise CheckpointError(f"{folder / INDEX} is not readable JSON ({failure})") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / INDEX} is not a {FORMAT!r}; it was written by something else")
-    return index
-
-
-def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
+def _check_fits(
+    index: dict[str, Any], stored: StoredTensors, binmask: MaskedOptimizer, where: dict[str, Placement]
+) -> None:
     """Everything that could go wrong is found here, before anything is changed."""
     inner = type(binmask.inner).__name__
     if index["optimizer"] != inner:
@@ -272,7 +213,7 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
     index["flips"], index["extra"]  # are there, or a KeyError
     for values in (*index["scalars"].values(), *(group["settings"] for group in index["groups"])):
         for value in values.values():
-            _from_json(value, torch.device("cpu"))
+            from_json(value, torch.device("cpu"))
     for name, tensor in _outside_the_optimizer(binmask, where):
         wanted[f"outside:{name}"] = list(getattr(tensor, "ds_shape", tensor.shape))
     for entry in stored.files:
@@ -293,7 +234,7 @@ def _check_fits(index: dict[str, Any], stored: _Stored, binmask: MaskedOptimizer
 
 
 @torch.no_grad()
-def _load_model(stored: _Stored, binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
+def _load_model(stored: StoredTensors, binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
     assert binmask.model is not None  # `_check_fits` has looked into it
     reshard(binmask.model)
     for name, place in where.items():
@@ -329,12 +270,14 @@ def _set_zero_parameter(param: Any, full: Tensor) -> None:
 
 
 @torch.no_grad()
-def _load_state(stored: _Stored, index: dict[str, Any], binmask: MaskedOptimizer, where: dict[str, Placement]) -> None:
+def _load_state(
+    stored: StoredTensors, index: dict[str, Any], binmask: MaskedOptimizer, where: dict[str, Placement]
+) -> None:
     binmask.state.clear()
     group_of = {name: group for group in binmask.param_groups for name in group["param_names"]}
     for name, place in where.items():
         if place.holder is not None:
-            scalars = {key: _from_json(value, place.device) for key, value in index["scalars"][name].items()}
+            scalars = {key: from_json(value, place.device) for key, value in index["scalars"][name].items()}
             _load_state_of(place, group_of[name], stored, index["entries"][name], scalars, binmask)
     _load_flips(index["flips"], binmask)
 
@@ -342,7 +285,7 @@ def _load_state(stored: _Stored, index: dict[str, Any], binmask: MaskedOptimizer
 def _load_state_of(
     place: Placement,
     group: dict[str, Any],
-    stored: _Stored,
+    stored: StoredTensors,
     keys: list[str],
     scalars: dict[str, Any],
     binmask: MaskedOptimizer,
@@ -397,7 +340,7 @@ def _load_flips(flips: list[int], binmask: MaskedOptimizer) -> None:
 
 
 def _settings(inner: str, group: dict[str, Any]) -> dict[str, Any]:
-    settings = {key: _to_json(value) for key, value in group.items() if key not in NOT_SETTINGS}
+    settings = {key: to_json(value) for key, value in group.items() if key not in NOT_SETTINGS}
     for key, value in settings.items():
         try:
             json.dumps(value)
@@ -407,25 +350,6 @@ def _settings(inner: str, group: dict[str, Any]) -> dict[str, Any]:
                 "use accelerator.save_state"
             ) from None
     return settings
-
-
-def _to_json(value: Any) -> Any:
-    """Numbers as they are; a number in a tensor, or a dtype, so that `_from_json` makes the same of it again."""
-    if isinstance(value, Tensor) and value.ndim == 0:
-        return {"tensor": value.item(), "dtype": str(value.dtype), "beside_weight": value.device.type != "cpu"}
-    return {"dtype": str(value)} if isinstance(value, torch.dtype) else value
-
-
-def _from_json(value: Any, device: torch.device) -> Any:
-    """`device`: where the weight is."""
-    if isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, dict) or "dtype" not in value:
-        return value
-    dtype = getattr(torch, value["dtype"].removeprefix("torch."))
-    if "tensor" not in value:
-        return dtype
-    return torch.tensor(value["tensor"], dtype=dtype, device=device if value["beside_weight"] else "cpu")
 
 
 def _scalars(entries: dict[str, Any]) -> dict[str, Any]:

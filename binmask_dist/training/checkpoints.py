@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from binmask_dist import CheckpointError, MaskedOptimizer, load_checkpoint, save_checkpoint
-from binmask_dist.engines.checkpoint import INDEX
+from binmask_dist.engines.checkpoint_files import INDEX
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.tasks.base import RunError
 
