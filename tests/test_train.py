@@ -262,7 +262,7 @@ def test_steering_ends_at_the_sparsity_that_was_asked_for(tmp_path: Path, target
     assert report.table(result(folder), folder).count(f"{target:.2%}, met") == 1
     assert "90.00%, MISSED" in report.table({**result(folder), "target_sparsity": 0.9, "sparsity": 0.88}, folder)
     assert result(folder)["test_accuracy"] > 0.95
-    assert len({record["lam"] for record in records(folder, "step")}) > 3
+    assert len({record["lam"] for record in records(folder, "step")}) > 1
 
 
 def test_a_table_with_a_compiled_model(tmp_path: Path) -> None:
