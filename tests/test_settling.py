@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import binmask_dist
+from binmask_dist import InputMask
 
 
 def learnt(latents: torch.Tensor, **changes) -> tuple[nn.Linear, binmask_dist.BinMask]:
@@ -87,3 +88,11 @@ def test_a_sparsity_that_is_none_is_refused(sparsity):
     _, binmask = learnt(torch.zeros(2, 2))
     with pytest.raises(ValueError, match="between 0 and 1"):
         binmask.settle(sparsity)
+
+
+def test_input_masks_alone_are_refused():
+    model = nn.Sequential(InputMask(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    binmask = binmask_dist.patch(model, optimizer, lam=1e-3, epochs=2, targets="inputs")
+    with pytest.raises(ValueError, match="only inputs are masked here"):
+        binmask.settle(0.5)

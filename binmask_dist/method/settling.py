@@ -21,8 +21,10 @@ HALVINGS = 40  # more than a latent has bits
 @torch.no_grad()
 def settle(binmask: "BinMask", sparsity: float) -> None:
     """Of masks that have learnt; one is put off only if its latent has come nearer to zero. Collective."""
-    group = next(group for group in binmask.masked_groups if not group.get("fixed"))
-    where = placements([each for each in binmask.masked_groups if not each.get("fixed")], binmask.model)
+    groups = [group for group in binmask.masked_groups if not group.get("fixed")]
+    if not groups:
+        raise ValueError("only inputs are masked here, and settle is for weights; see smoothed_masks")
+    group, where = groups[0], placements(groups, binmask.model)
     wanted = round(sparsity * sum(place.shape.numel() for place in where.values()))
     low, high = -group["alpha1"], group["alpha0"]  # at most `wanted` lie below low; more below high, if it can be had
     if _count_below(binmask, where, high) <= wanted:
