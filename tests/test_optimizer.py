@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import binmask_dist
-from binmask_dist.method import joining, kernels
+from binmask_dist.method import graphs, joining
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -303,7 +303,7 @@ def test_the_check_can_be_switched_off():
 def test_masked_weights_are_plus_zero(compile):
     """A file full of random signs would not compress."""
     model, binmask = trained(steps=30, compile=compile)
-    assert not kernels.compiler_failed()
+    assert not graphs.compiler_failed()
     for name, mask in binmask.masks().items():
         off = model.get_parameter(name)[~mask]
         assert len(off) > 10

@@ -13,7 +13,7 @@ from jobs import ROOT, options, result, train_here
 from safetensors.torch import load_file
 
 from binmask_dist import matching
-from binmask_dist.method import kernels
+from binmask_dist.method import graphs
 from binmask_dist.training import checkpoints, plots, report
 from binmask_dist.training.config import TrainConfig, parse_config
 
@@ -129,7 +129,7 @@ def test_it_runs(
     path: Path, config: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps and one of fine-tuning, without what takes long with large networks and is tested elsewhere."""
-    monkeypatch.setattr(kernels, "compilation_is_off", lambda: True)
+    monkeypatch.setattr(graphs, "compilation_is_off", lambda: True)
     monkeypatch.setattr(checkpoints, "save_checkpoint", lambda *_: None)
     monkeypatch.setattr(report, "WORTH_COMPRESSING", 0)
     monkeypatch.setattr(plots, "draw", lambda _: [])

@@ -37,9 +37,7 @@ class Joined:
         self.tensors: list[Tensor] = []
         self.copied: list[tuple[list[Tensor], Tensor]] = []  # what to write back to, and from where
         for place, column in enumerate(zip(*rows, strict=True)):
-            joined = as_one(column)
-            if joined is None and place in columns.movable:
-                joined = lay_end_to_end(column)
+            joined = end_to_end(column, place in columns.movable)
             if joined is None:
                 joined = scratch(f"column {place}", sum(self.sizes), column[0])
                 flat = [flat_view(tensor) for tensor in column]
@@ -57,6 +55,17 @@ class Joined:
 def flat_view(tensor: Tensor) -> Tensor:
     """The elements of a dense tensor in the order of its memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def end_to_end(tensors: Sequence[Tensor], movable: bool) -> Tensor | None:
+    """All elements as one flat tensor, without a copy at every call; None if that cannot be had.
+
+    `movable`: they may be moved in memory, once.
+    """
+    joined = as_one(tensors)
+    if joined is None and movable and len({(tensor.device, tensor.dtype) for tensor in tensors}) == 1:
+        joined = lay_end_to_end(tensors)
+    return joined
 
 
 def as_one(tensors: Sequence[Tensor]) -> Tensor | None:

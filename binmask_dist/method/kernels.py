@@ -3,32 +3,21 @@ small weights are put together."""
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from binmask_dist.method import algorithm
 from binmask_dist.method.algorithm import Scalars
+from binmask_dist.method.graphs import can_compile, compiler_failed, graph, with_update
 from binmask_dist.method.joining import Columns, Joined, Row, flat_view, together
 
 EAGER_PIECE = 2**18  # elements; temporaries then stay in the processor's cache, and small next to any large weight
 COMPILED_PIECE = 2**30  # flips are counted in 32 bits
 
-# torch.compile guards sizes 0 and 1, which would be further graphs.
-SMALLEST_COMPILED = 2
-
-# Left alone, inductor would work out the new latents twice: for the count of flips, and once more, in a second loop
-# over all memory, to store them. Realised intermediates keep both in one loop, where they stay in registers.
-ONE_LOOP: dict[str, Any] = {"realize_opcount_threshold": 3}
-
 # from the tensors of a row, their flat views, and the sizes of the rows if there are several
 Apply = Callable[..., Tensor | None]
-
-_compiler_failed = False
-_has_run: set[Callable] = set()
 
 
 def learn_(rows: Sequence[Row], scalars: Scalars, compiled: bool, owns_memory: bool = False) -> list[Tensor | None]:
@@ -55,11 +44,11 @@ def learn_and_update_(
 def update_(update: Callable, rows: Sequence[Row], scalars: Scalars, update_scalars: list[float]) -> list[bool]:
     """Update each (grad, param, what U keeps...) in one pass, if compiled. Returns which were updated."""
     flat = [_flat_views(row) for row in rows]
-    can = [_can_compile(views) for views in flat]
+    can = [can_compile(views) for views in flat]
     apply = _with_update(algorithm.update_, update, scalars, update_scalars)
     for row, views in itertools.compress(zip(rows, flat, strict=True), can):
         apply(row, views)
-    return [each and not _compiler_failed for each in can]
+    return [each and not compiler_failed() for each in can]
 
 
 def product_(rows: Sequence[Row], compiled: bool) -> None:
@@ -80,17 +69,12 @@ def masked_square_sum(rows: Sequence[Row], compiled: bool) -> list[Tensor]:
     return [result for result in _for_each(apply, rows, compiled, Columns()) if result is not None]
 
 
-def compilation_is_off() -> bool:
-    """Whether torch.compile is switched off on this host, by TORCH_COMPILE_DISABLE or torch's configuration."""
-    return bool(torch._dynamo.config.disable)
-
-
 def _for_each(apply: Apply, rows: Sequence[Row], compiled: bool, columns: Columns) -> list[Tensor | None]:
     """Apply a function to all rows, eagerly to small ones together. Returns its result for each row.
 
     A single result of rows that were taken together stays with the first.
     """
-    if compiled and not _compiler_failed:  # to call a kernel for each row takes less time than copies would
+    if compiled and not compiler_failed():  # to call a kernel for each row takes less time than copies would
         return _one_by_one(apply, rows)
     results: list[Tensor | None] = [None] * len(rows)
     for batch in together([row if _share_memory_order(row) else None for row in rows]):
@@ -120,10 +104,10 @@ def _either(
     """
 
     def apply(tensors: Row, flat: Row | None, sizes: Sequence[int] = ()) -> Tensor | None:
-        if compiled and _can_compile(flat):
+        if compiled and can_compile(flat):
             assert flat is not None
             extra = () if scalars is None else (_scalar_tensor(scalars, flat[0].device),)
-            ran, result = _run_compiled(_compiled(to_compile), flat, extra)
+            ran, result = _run_compiled(to_compile, flat, extra)
             if ran:
                 return result
         eager_extra = (() if scalars is None else (scalars,)) + ((sizes,) if by_row and sizes else ())
@@ -137,50 +121,27 @@ def _either(
 
 def _with_update(function: Callable, update: Callable, scalars: Scalars, update_scalars: list[float]) -> Apply:
     """A function that takes U into its pass; there is no eager form of it."""
-    compiled = _compiled_with(function, update)
+    bound = with_update(function, update)
     extras: dict[torch.device, tuple[Tensor, ...]] = {}  # one for nearly all networks
 
     def apply(tensors: Row, flat: Row | None) -> Tensor | None:
-        if not _can_compile(flat):
+        if not can_compile(flat):
             return None
         assert flat is not None
         device = flat[0].device
         if device not in extras:
             extras[device] = (_scalar_tensor(scalars, device), _update_scalar_tensor(tuple(update_scalars), device))
-        return _run_compiled(compiled, flat, extras[device])[1]
+        return _run_compiled(bound, flat, extras[device])[1]
 
     return apply
 
 
-def _can_compile(flat: Row | None) -> bool:
-    """Not in fp64: the compiled update has fp32 inside, and would round W."""
-    if flat is not None and flat[0].dtype == torch.float64:
-        return False
-    return not _compiler_failed and flat is not None and flat[0].numel() >= SMALLEST_COMPILED
-
-
-def _run_compiled(function: Callable, flat: Row, extra: tuple) -> tuple[bool, Tensor | None]:
-    """Whether it ran, and the result. Only a first call compiles: an error of a later one is not a compiler's."""
-    global _compiler_failed
-    if function in _has_run:
-        return True, _add_up(function, _pieces(flat, COMPILED_PIECE), extra)
-    try:
-        result = _add_up(function, _pieces(flat, COMPILED_PIECE), extra)
-    except Exception as error:  # what a missing or broken compiler raises differs between torch's back ends
-        _compiler_failed = True
-        warnings.warn(
-            "BinMask's step could not be compiled and runs eagerly: same maths, slower. "
-            f"Install a C++ compiler, or pass compile=False to patch. ({type(error).__name__})",
-            stacklevel=2,
-        )
+def _run_compiled(function: Callable, flat: Row, extra: tuple[Tensor, ...]) -> tuple[bool, Tensor | None]:
+    """Whether it ran, and the result."""
+    compiled = graph(function, flat, extra)
+    if compiled is None:
         return False, None
-    _has_run.add(function)
-    return True, result
-
-
-def compiler_failed() -> bool:
-    """Whether this process has given up compiling: a rank that has rounds differently from one that has not."""
-    return _compiler_failed
+    return True, _add_up(compiled, _pieces(flat, COMPILED_PIECE), extra)
 
 
 def _add_up(function: Callable, pieces: Iterable[Row], extra: tuple) -> Tensor | None:
@@ -189,21 +150,6 @@ def _add_up(function: Callable, pieces: Iterable[Row], extra: tuple) -> Tensor |
         result = function(*piece, *extra)
         total = result if total is None or result is None else total + result
     return total
-
-
-@functools.cache
-def _compiled(function: Callable) -> Callable:
-    # A limit of its own for each U: torch would count the graphs of all that have the same code together.
-    options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "isolate_recompiles": True}
-    return torch.compile(function, options=ONE_LOOP, **options)
-
-
-@functools.cache
-def _compiled_with(function: Callable, update: Callable) -> Callable:
-    def with_update(*arguments: Tensor) -> Tensor | None:
-        return function(update, *arguments)
-
-    return _compiled(with_update)
 
 
 @functools.lru_cache(maxsize=8)  # all weights of a group share one in nearly every step
@@ -221,10 +167,8 @@ def _pieces(flat: Row, size: int) -> Iterable[Row]:
     if flat[0].numel() == 0:
         return []
     if flat[0].numel() <= size:  # nearly always, and split takes as long as a small weight
-        return [[tensor.data for tensor in flat]]
-    columns = zip(*(tensor.split(size) for tensor in flat), strict=True)
-    # .data: torch.compile guards the base of a view too, whose shapes differ
-    return ([piece.data for piece in column] for column in columns)
+        return [flat]
+    return zip(*(tensor.split(size) for tensor in flat), strict=True)
 
 
 def _flat_views(tensors: Row) -> list[Tensor] | None:

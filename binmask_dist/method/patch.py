@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from binmask_dist.method import kernels
+from binmask_dist.method import graphs
 from binmask_dist.method.layout import NOT_IN_MODEL
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.targets import Plan, make_plan
@@ -90,7 +90,7 @@ def patch(
         "max_grad_norm": max_grad_norm,
         "check_finite": check_finite,
         "from_zeros": from_zeros,
-        "compile": compile and not kernels.compilation_is_off(),
+        "compile": compile and not graphs.compilation_is_off(),
         "epoch": None,
         "learning": False,
         "frozen": False,

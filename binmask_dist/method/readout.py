@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from binmask_dist.method import kernels
+from binmask_dist.method import graphs
 from binmask_dist.method.layout import Placement, local_part, placements, reshard, sum_over_ranks
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def check_sync(binmask: "MaskedOptimizer") -> None:
     """Raise if ranks that should agree do not: on hyper-parameters, and on what each of them holds whole."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    mine: dict[str, Any] = {"whether the step could be compiled": kernels.compiler_failed()}
+    mine: dict[str, Any] = {"whether the step could be compiled": graphs.compiler_failed()}
     for index, group in enumerate(binmask.masked_groups):
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names", "grad_norm")}
         mine[f"the settings of group {index}"] = repr(sorted(settings.items()))

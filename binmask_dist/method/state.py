@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from binmask_dist.method import algorithm, kernels
 from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.gradients import scale
+from binmask_dist.method.joining import end_to_end
 from binmask_dist.method.layout import local_part, placements, runs_under_zero, sharded_like
 from binmask_dist.method.updates import KnownUpdate
 
@@ -131,12 +132,23 @@ class Step(ABC):
 
     def _count(self, flips: list[Tensor | None]) -> None:
         """Note that the latents were updated, and how many masks flipped in each parameter."""
-        torch._foreach_add_([state["latent_step"] for state in self.states], 1)
+        steps = [state["latent_step"] for state in self.states]
+        together = end_to_end(steps, movable=True)
+        torch._foreach_add_(steps if together is None else [together], 1)
         # an empty shard has no count
         counted = [(state, count) for state, count in zip(self.states, flips, strict=True) if count is not None]
-        if counted:
-            totals = [local_part(state["flips"])[0] for state, _ in counted]
-            torch._foreach_add_(totals, [count for _, count in counted])
+        if not counted:
+            return
+        totals, counts = [local_part(state["flips"]) for state, _ in counted], [count for _, count in counted]
+        together = end_to_end(totals, self._owns_memory())
+        if together is None:
+            torch._foreach_add_([total[0] for total in totals], counts)
+        else:
+            together.view(-1, 2)[:, 0] += torch.stack(counts)
+
+    def _owns_memory(self) -> bool:
+        """Not where DTensors are: their state gives out views of its memory, and not the tensors that it keeps."""
+        return not any(isinstance(param, DTensor) for param in self.params)
 
 
 class MaskedStep(Step):
@@ -158,10 +170,8 @@ class MaskedStep(Step):
         if not self.learns:
             kernels.mask_gradient_([(row[0], row[2]) for row in rows], self.scalars, self.group["compile"])
         elif left:
-            # a DTensor's state gives out views of its memory, and not the tensors that it keeps
-            owns_memory = not any(isinstance(param, DTensor) for param in self.params)
             left_rows = [rows[index] for index in left]
-            counts = kernels.learn_(left_rows, self.scalars, self.group["compile"], owns_memory)
+            counts = kernels.learn_(left_rows, self.scalars, self.group["compile"], self._owns_memory())
             for index, count in zip(left, counts, strict=True):
                 flips[index] = count
         self._exchange(left)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from safetensors.torch import load_file
 
 import binmask_dist
-from binmask_dist.method import kernels
+from binmask_dist.method import graphs
 from binmask_dist.method.layout import local_part, placements
 from ranks import work
 from ranks.twin import Twin
@@ -278,7 +278,7 @@ def compiled(_: Path) -> dict:
         expected = single.masks()
         different = sum(int((mask != expected[name]).sum()) for name, mask in binmask.masks().items())
         results[engine] = dict(
-            masks_differ=different, flips=binmask.flips().on_to_off, compiled=not kernels.compiler_failed()
+            masks_differ=different, flips=binmask.flips().on_to_off, compiled=not graphs.compiler_failed()
         )
     return results
 
