@@ -1,39 +1,43 @@
 """launch/train.py against the same loop written bare with Accelerate and without masks, in one run.
 
-Every round starts each of them once, on one process and on two; the ratios are medians over rounds. The networks are
-that of the command's own example, the smallest there is, and one of the paper's. The command keeps freed memory and
-lays images out with their channels last, which a bare loop does not: `tuned` is the bare loop that does both. Also:
-seconds from the command to the first step, and seconds for a checkpoint.
+On one process, then on two, all programs are started once and take turns of a few seconds, in which the others are
+stopped (SIGSTOP): a machine may be shared and drift, but not much from one turn to the next. Ratios are of the turns of
+one round, and medians over rounds. The networks are that of the command's own example, the smallest there is, and one
+of the paper's. The command keeps freed memory and lays images out with their channels last, which a bare loop does not:
+`tuned` is the bare loop that does both. Also: seconds from the command to the first step, and seconds for a checkpoint.
 """
 
 import argparse
 import json
-import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 import binmask_dist
+from binmask_dist.training.metrics_file import read_records
 
 ROOT = Path(__file__).parent.parent
 BATCH, IMAGE_SIZE = 64, 32
-EPOCHS = {"test_resnet": 12, "wide_resnet32": 3}  # some ten seconds or more of each
-NOT_MEASURED = 1  # epochs at the start, in which memory is found and steps are compiled
+LOG_EVERY = {"test_resnet": 11, "wide_resnet32": 2}  # of the 22 steps of an epoch: a few records in every turn
+TURN = 6  # records
 CPU2 = ("-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", "0")
 
 
 def bare_loop(model_name: str, out: str, tuned: bool) -> None:
-    """What one would write without binmask_dist: the same data, network, optimizer and batches."""
+    """What one would write without binmask_dist: the same data, network, optimizer and batches. It never ends."""
     from binmask_dist.training.config import TrainConfig
     from binmask_dist.training.heap import keep_freed_memory
     from binmask_dist.training.tasks import make_task
@@ -47,79 +51,109 @@ def bare_loop(model_name: str, out: str, tuned: bool) -> None:
     model = timm.create_model(model_name, in_chans=1, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    speeds = []
-    for epoch in range(EPOCHS[model_name]):
-        start = time.perf_counter()
-        for images, labels in loader:
-            if tuned:
-                images = images.to(memory_format=torch.channels_last)
-            accelerator.backward(F.cross_entropy(model(images), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-        if epoch >= NOT_MEASURED:
-            speeds.append(len(loader) * BATCH / (time.perf_counter() - start))
-    if accelerator.is_main_process:
-        Path(out).write_text(json.dumps(statistics.median(speeds)))
+    every = LOG_EVERY[model_name]
+    with Path(out if accelerator.is_main_process else os.devnull).open("w", buffering=1) as records:
+        while True:
+            start = time.perf_counter()
+            for number, (images, labels) in enumerate(loader, 1):
+                if tuned:
+                    images = images.to(memory_format=torch.channels_last)
+                accelerator.backward(F.cross_entropy(model(images), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+                if number % every == 0:
+                    now = time.perf_counter()
+                    speed = every * BATCH / (now - start)
+                    records.write(json.dumps({"kind": "step", "examples_per_second": speed}) + "\n")
+                    start = now
 
 
-def launch(processes: int, *arguments: str, until: Path | None = None) -> float:
-    """Run it to its end. Returns the seconds until it ended, or until it had written something to a file."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
-    environment |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
-    command = [sys.executable, *(CPU2 if processes == 2 else ()), *arguments]
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-        while until and process.poll() is None and not (until.exists() and until.stat().st_size):
-            time.sleep(0.01)
-        seconds = time.perf_counter() - start
-        if process.wait():
-            log.seek(0)
-            raise SystemExit(f"{' '.join(command)} failed:\n{log.read().decode()[-2000:]}")
-    return seconds
+class Program:
+    """A program on its processes, which runs in its turns only. It writes a record of its speed every few steps."""
+
+    def __init__(self, processes: int, arguments: Sequence[str], records: Path, log: Path) -> None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE_")}
+        environment |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+        command = [sys.executable, *(CPU2 if processes == 2 else ()), *arguments]
+        self.records, self.log = records, log
+        with log.open("wb") as output:
+            self.process = psutil.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._all():
+            process.kill()
+        self.process.wait()
+
+    def begin(self) -> None:
+        """Let it start, find its memory and compile its step; then it waits for its turn."""
+        self._run_until(TURN)
+        self._stop()
+
+    def turn(self) -> float:
+        """Examples per second, from records whose steps all lie in this turn: the first has steps before it."""
+        before = len(self._speeds())
+        for process in self._all():
+            process.resume()
+        self._run_until(before + 1 + TURN)
+        self._stop()
+        return statistics.harmonic_mean(self._speeds()[before + 1 : before + 1 + TURN])
+
+    def wait_for_first_record(self) -> float:
+        """Seconds from the command on."""
+        self._run_until(1)
+        return time.time() - self.process.create_time()
+
+    def _run_until(self, count: int) -> None:
+        while len(self._speeds()) < count:
+            if self.process.poll() is not None:
+                raise SystemExit(f"{' '.join(self.process.args)} failed:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _stop(self) -> None:
+        for process in self._all():
+            process.suspend()
+
+    def _all(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
+
+    def _speeds(self) -> list[float]:
+        records = read_records(self.records)
+        return [record["examples_per_second"] for record in records if record["kind"] == "step"]
 
 
-def speed_bare(model_name: str, processes: int, folder: Path, *options: str) -> float:
-    out = folder / "bare.json"
-    launch(processes, __file__, "--models", model_name, "--bare", str(out), *options)
-    return json.loads(out.read_text())
+def bare(model_name: str, processes: int, folder: Path, *options: str) -> Program:
+    out = folder / f"bare{''.join(options)}-{processes}.jsonl"
+    return Program(
+        processes, [__file__, "--models", model_name, "--bare", str(out), *options], out, out.with_suffix(".log")
+    )
 
 
-def speed_tuned(model_name: str, processes: int, folder: Path) -> float:
-    return speed_bare(model_name, processes, folder, "--tuned")
+def tuned(model_name: str, processes: int, folder: Path) -> Program:
+    return bare(model_name, processes, folder, "--tuned")
 
 
-def speed_ours(model_name: str, processes: int, folder: Path) -> float:
-    """With all logging on: W&B offline, metrics.jsonl, a record every ten steps. The masks learn all the time."""
-    epochs = f"--epochs={EPOCHS[model_name]}"
-    launch(processes, "launch/train.py", *options(model_name, folder), epochs, "--wandb_mode=offline")
-    records = [json.loads(line) for line in (newest(folder) / "metrics.jsonl").read_text().splitlines()]
-    seconds: dict[int, list[float]] = {}  # for an example, by epoch
-    for record in records:
-        if record["kind"] == "step" and record["epoch"] > NOT_MEASURED:  # how many have passed
-            seconds.setdefault(math.ceil(record["epoch"]), []).append(1 / record["examples_per_second"])
-    return statistics.median(1 / statistics.mean(of_epoch) for of_epoch in seconds.values())
-
-
-def seconds_to_first_step(model_name: str, processes: int, folder: Path) -> float:
-    name = f"first-{model_name}-{processes}"
-    once = ["--epochs=1", "--steps_per_epoch=1", "--log_every=1", f"--name={name}"]
-    until = folder / name / "metrics.jsonl"
-    return launch(processes, "launch/train.py", *options(model_name, folder), *once, until=until)
-
-
-def options(model_name: str, folder: Path) -> list[str]:
-    return [
+def ours(model_name: str, processes: int, folder: Path, *more: str) -> Program:
+    """With all logging on: W&B offline, metrics.jsonl, a record every few steps. The masks learn all the time."""
+    name = f"ours-{model_name}-{processes}{''.join(more)}"
+    options = [
         f"--run_root={folder}",
+        f"--name={name}",
         f"--model={model_name}",
         f"--image_size={IMAGE_SIZE}",
         f"--batch_size={BATCH}",
         "--warmup=0",
+        "--wandb_mode=offline",
+        *(more or ("--epochs=1000000", f"--log_every={LOG_EVERY[model_name]}")),
     ]
+    return Program(processes, ["launch/train.py", *options], folder / name / "metrics.jsonl", folder / f"{name}.log")
 
 
-def newest(folder: Path) -> Path:
-    return max(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime).parent
+def seconds_to_first_step(model_name: str, processes: int, folder: Path) -> float:
+    with ours(model_name, processes, folder, "--epochs=1", "--log_every=1") as program:
+        return program.wait_for_first_record()
 
 
 def seconds_for_a_checkpoint(folder: Path) -> dict[str, float]:
@@ -149,8 +183,8 @@ def seconds_for_a_checkpoint(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(EPOCHS), default=list(EPOCHS), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=list(LOG_EVERY), default=list(LOG_EVERY), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     parser.add_argument("--tuned", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -165,30 +199,36 @@ def main() -> None:
         print_checkpoint(seconds_for_a_checkpoint(folder))
 
 
+PROGRAMS = {"bare": bare, "tuned": tuned, "ours": ours}
+
+
+def speeds(model_name: str, processes: int, rounds: int, folder: Path) -> list[dict[str, float]]:
+    """Examples per second of each program in every round."""
+    with ExitStack() as stack:
+        programs = {}
+        for kind, start in PROGRAMS.items():
+            programs[kind] = stack.enter_context(start(model_name, processes, folder))
+            programs[kind].begin()
+        turns = tqdm(range(rounds), desc=f"{model_name}, {processes} process(es)")
+        return [{kind: program.turn() for kind, program in programs.items()} for _ in turns]
+
+
 def compare(model_name: str, rounds: int, folder: Path) -> None:
-    measures = {"bare": speed_bare, "tuned": speed_tuned, "ours": speed_ours}
-    rows = []
-    for number in range(rounds):
-        print(f"{model_name}: round {number + 1} of {rounds} ...", flush=True)
-        rows.append({(kind, n): measure(model_name, n, folder) for n in (1, 2) for kind, measure in measures.items()})
-
-    def ratio(upper: tuple[str, int], lower: tuple[str, int]) -> float:
-        return statistics.median(row[upper] / row[lower] for row in rows)
-
-    columns = (*(f"{kind}, examples/s" for kind in measures), "ours / bare", "ours / tuned", "first step, s")
+    columns = (*(f"{kind}, examples/s" for kind in PROGRAMS), "ours / bare", "ours / tuned", "first step, s")
+    lines, ratios = [], {}
+    for processes in (1, 2):
+        rows = speeds(model_name, processes, rounds, folder)
+        medians = [statistics.median(row[kind] for row in rows) for kind in PROGRAMS]
+        for other in ("bare", "tuned"):
+            ratios[processes, other] = statistics.median(row["ours"] / row[other] for row in rows)
+        shown = "".join(f"{speed:>18.0f}" for speed in medians)
+        shown += "".join(f"{ratios[processes, other]:>18.3f}" for other in ("bare", "tuned"))
+        lines.append(f"{processes:<26}{shown}{seconds_to_first_step(model_name, processes, folder):>18.1f}")
     print(f"\n{model_name + ', processes':<26}" + "".join(f"{column:>18}" for column in columns))
-    for n in (1, 2):
-        speeds = [statistics.median(row[kind, n] for row in rows) for kind in measures]
-        ratios = [ratio(("ours", n), (kind, n)) for kind in ("bare", "tuned")]
-        shown = "".join(f"{speed:>18.0f}" for speed in speeds) + "".join(f"{value:>18.3f}" for value in ratios)
-        print(f"{n:<26}{shown}{seconds_to_first_step(model_name, n, folder):>18.1f}")
-    scaling = {kind: ratio((kind, 2), (kind, 1)) for kind in measures}
-    told = ", ".join(f"{kind} {value:.3f}" for kind, value in scaling.items())
-    print(
-        f"two processes / one: {told}; ours over bare's {scaling['ours'] / scaling['bare']:.3f}, "
-        f"over tuned's {scaling['ours'] / scaling['tuned']:.3f}\n",
-        flush=True,
-    )
+    print("\n".join(lines))
+    scaling = {other: ratios[2, other] / ratios[1, other] for other in ("bare", "tuned")}
+    told = ", ".join(f"over {other}'s {value:.3f}" for other, value in scaling.items())
+    print(f"scaling from one process to two: ours {told}\n", flush=True)
 
 
 def print_checkpoint(of: dict[str, float]) -> None:
