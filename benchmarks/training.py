@@ -1,6 +1,6 @@
 """launch/train.py against the same loop written bare with Accelerate and without masks, in one run.
 
-On one process, then on two, all programs are started once and take turns of a few seconds, in which the others are
+All programs, on one process and on two, are started once and take turns of a few seconds, in which the others are
 stopped (SIGSTOP): a machine may be shared and drift, but not much from one turn to the next. Ratios are of the turns of
 one round, and medians over rounds. The networks are that of the command's own example, the smallest there is, and one
 of the paper's. The command keeps freed memory and lays images out with their channels last, which a bare loop does not:
@@ -117,6 +117,8 @@ class Program:
             process.suspend()
 
     def _all(self) -> list[psutil.Process]:
+        if not self.process.is_running():
+            return []
         return [self.process, *self.process.children(recursive=True)]
 
     def _speeds(self) -> list[float]:
@@ -202,33 +204,43 @@ def main() -> None:
 PROGRAMS = {"bare": bare, "tuned": tuned, "ours": ours}
 
 
-def speeds(model_name: str, processes: int, rounds: int, folder: Path) -> list[dict[str, float]]:
-    """Examples per second of each program in every round."""
+def speeds(model_name: str, rounds: int, folder: Path) -> list[dict[tuple[str, int], float]]:
+    """Examples per second of each program on one process and on two, in every round."""
     with ExitStack() as stack:
         programs = {}
-        for kind, start in PROGRAMS.items():
-            programs[kind] = stack.enter_context(start(model_name, processes, folder))
-            programs[kind].begin()
-        turns = tqdm(range(rounds), desc=f"{model_name}, {processes} process(es)")
-        return [{kind: program.turn() for kind, program in programs.items()} for _ in turns]
+        starts = [(kind, processes) for processes in (1, 2) for kind in PROGRAMS]
+        for kind, processes in tqdm(starts, desc=f"{model_name}: starting"):
+            program = stack.enter_context(PROGRAMS[kind](model_name, processes, folder))
+            program.begin()
+            programs[kind, processes] = program
+        turns = tqdm(range(rounds), desc=f"{model_name}: rounds")
+        return [{key: program.turn() for key, program in programs.items()} for _ in turns]
 
 
 def compare(model_name: str, rounds: int, folder: Path) -> None:
+    rows = speeds(model_name, rounds, folder)
+
+    def over(upper: tuple[str, int], lower: tuple[str, int]) -> list[float]:
+        return [row[upper] / row[lower] for row in rows]
+
     columns = (*(f"{kind}, examples/s" for kind in PROGRAMS), "ours / bare", "ours / tuned", "first step, s")
-    lines, ratios = [], {}
-    for processes in (1, 2):
-        rows = speeds(model_name, processes, rounds, folder)
-        medians = [statistics.median(row[kind] for row in rows) for kind in PROGRAMS]
-        for other in ("bare", "tuned"):
-            ratios[processes, other] = statistics.median(row["ours"] / row[other] for row in rows)
-        shown = "".join(f"{speed:>18.0f}" for speed in medians)
-        shown += "".join(f"{ratios[processes, other]:>18.3f}" for other in ("bare", "tuned"))
-        lines.append(f"{processes:<26}{shown}{seconds_to_first_step(model_name, processes, folder):>18.1f}")
     print(f"\n{model_name + ', processes':<26}" + "".join(f"{column:>18}" for column in columns))
-    print("\n".join(lines))
-    scaling = {other: ratios[2, other] / ratios[1, other] for other in ("bare", "tuned")}
-    told = ", ".join(f"over {other}'s {value:.3f}" for other, value in scaling.items())
-    print(f"scaling from one process to two: ours {told}\n", flush=True)
+    for n in (1, 2):
+        medians = [statistics.median(row[kind, n] for row in rows) for kind in PROGRAMS]
+        shown = "".join(f"{speed:>18.0f}" for speed in medians)
+        shown += "".join(f"{statistics.median(over(('ours', n), (kind, n))):>18.3f}" for kind in ("bare", "tuned"))
+        print(f"{n:<26}{shown}{seconds_to_first_step(model_name, n, folder):>18.1f}")
+    print("two processes / one: " + ", ".join(f"{kind} {spread(over((kind, 2), (kind, 1)))}" for kind in PROGRAMS))
+    for kind in ("bare", "tuned"):
+        ours_over, theirs = over(("ours", 2), ("ours", 1)), over((kind, 2), (kind, 1))
+        print(f"ours over {kind}'s: {spread([mine / its for mine, its in zip(ours_over, theirs, strict=True)])}")
+    print(flush=True)
+
+
+def spread(values: list[float]) -> str:
+    """The median, with quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def print_checkpoint(of: dict[str, float]) -> None:

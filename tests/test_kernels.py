@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 from binmask_dist.method import algorithm, graphs, joining, kernels
 from binmask_dist.method.updates import _NESTEROV
@@ -81,6 +82,24 @@ def test_one_graph_for_each_known_update():
             arguments = (grad, weight, latent, exp_avg, exp_avg_sq, param, buffer)
             assert kernels.learn_and_update_(NESTEROV, [arguments], SCALARS, [lr, 0.0, 0.9, 1.0])[0] is not None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(graphs._graphs) == 1
+
+
+def test_the_first_weight_does_not_decide_how_many_cores_are_used():
+    graphs._graphs.clear()
+    with fresh_cache():
+        _, code = run_and_get_code(lambda: kernels.learn_([tensors((2, 5))], SCALARS, True))
+    assert f"num_threads({torch.get_num_threads()})" in "".join(code)
+
+
+def test_another_number_of_threads_is_another_graph():
+    step(True, (7, 5))
+    before, threads = set(graphs._graphs), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        step(True, (7, 5))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(graphs._graphs) - before) == 2  # learn_ and product_
 
 
 @pytest.mark.parametrize("compiled", [False, True])
