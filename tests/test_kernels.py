@@ -84,21 +84,27 @@ def test_one_graph_for_each_known_update():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(graphs._graphs) == 1
 
 
-def test_the_first_weight_does_not_decide_how_many_cores_are_used():
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_small_first_weight_does_not_keep_the_others_to_one_core():
     graphs._graphs.clear()
     with fresh_cache():
         _, code = run_and_get_code(lambda: kernels.learn_([tensors((2, 5))], SCALARS, True))
-    assert f"num_threads({torch.get_num_threads()})" in "".join(code)
+    assert "num_threads(3)" in "".join(code)
 
 
-def test_another_number_of_threads_is_another_graph():
+def test_another_number_of_threads_is_another_graph(request):
     step(True, (7, 5))
-    before, threads = set(graphs._graphs), torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        step(True, (7, 5))
-    finally:
-        torch.set_num_threads(threads)
+    before = set(graphs._graphs)
+    request.getfixturevalue("three_threads")
+    step(True, (7, 5))
     assert len(set(graphs._graphs) - before) == 2  # learn_ and product_
 
 
