@@ -11,7 +11,7 @@ import torch
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 from binmask_dist.method import algorithm, graphs, joining, kernels
-from binmask_dist.method.updates import _NESTEROV
+from binmask_dist.method.updates import _NESTEROV, sgd
 
 SHAPES = [
     (7, 5),
@@ -82,6 +82,24 @@ def test_one_graph_for_each_known_update():
             arguments = (grad, weight, latent, exp_avg, exp_avg_sq, param, buffer)
             assert kernels.learn_and_update_(NESTEROV, [arguments], SCALARS, [lr, 0.0, 0.9, 1.0])[0] is not None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(graphs._graphs) == 1
+
+
+def test_what_was_updated_is_said_even_if_another_dtype_cannot_be_compiled(monkeypatch):
+    compile_any = graphs._compile
+
+    def compile_fp32(function, arguments):
+        if arguments[0].dtype != torch.float32:
+            raise RuntimeError("no such type")
+        return compile_any(function, arguments)
+
+    monkeypatch.setattr(graphs, "_compile", compile_fp32)
+    monkeypatch.setattr(graphs, "_graphs", {})
+    monkeypatch.setattr(graphs, "_compiler_failed", False)
+    dtypes = (torch.float32, torch.bfloat16, torch.float32)
+    rows = [(torch.ones(8, dtype=dtype), torch.ones(8, dtype=dtype)) for dtype in dtypes]
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        done = kernels.update_(sgd, rows, SCALARS, [0.1, 0.0])
+    assert done == [bool((param != 1).all()) for _, param in rows] == [True, False, False]
 
 
 @pytest.fixture

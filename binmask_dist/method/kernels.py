@@ -2,7 +2,6 @@
 small weights are put together."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -43,12 +42,15 @@ def learn_and_update_(
 
 def update_(update: Callable, rows: Sequence[Row], scalars: Scalars, update_scalars: list[float]) -> list[bool]:
     """Update each (grad, param, what U keeps...) in one pass, if compiled. Returns which were updated."""
-    flat = [_flat_views(row) for row in rows]
-    can = [can_compile(views) for views in flat]
     apply = _with_update(algorithm.update_, update, scalars, update_scalars)
-    for row, views in itertools.compress(zip(rows, flat, strict=True), can):
-        apply(row, views)
-    return [each and not compiler_failed() for each in can]
+    done = []
+    for row in rows:
+        flat = _flat_views(row)
+        can = can_compile(flat)
+        if can:
+            apply(row, flat)
+        done.append(can and not compiler_failed())  # which may turn out now, for another dtype than before
+    return done
 
 
 def product_(rows: Sequence[Row], compiled: bool) -> None:

@@ -10,8 +10,7 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.optimizers import make_optimizer
 from binmask_dist.training.tasks.base import RunError
 
-# steps; in so many a compiled step saves more than the seconds that compiling takes, however small the network is
-WORTH_COMPILING = 5_000
+LONG_RUN = 5_000  # steps; next to them the seconds that compiling takes are few, however small the network is
 
 
 def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerator, steps: int) -> MaskedOptimizer:
@@ -38,7 +37,7 @@ def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerato
             mask_lr_final=config.mask_lr_final,
             alpha0=config.alpha0,
             max_grad_norm=limit,
-            compile=True if steps >= WORTH_COMPILING else None,  # None: by the number of weights
+            compile=True if steps >= LONG_RUN else None,  # None: by the number of weights
         )
     except (ValueError, TypeError) as error:
         raise RunError(str(error)) from error
