@@ -2,15 +2,9 @@
 
     python benchmarks/step.py [--networks mlp resnet18] [--seconds 60] [--ranks 1 2]
 
-Every round takes a few steps of every variant in turn, each right after as many of dense, on a machine that may be
-shared and noisy. A step is forward and backward pass, and update. Ratios to dense are of two kinds:
-
-    whole steps   the median of the variant's steps over the dense steps before them; the bars are for these
-    by update     (passes + update of the variant) / (passes + update of dense), by medians. The passes are the very
-                  same code in all variants but one, so their median is taken over all of those: less noise, but what
-                  a variant does to the caches of the passes after it is not seen
-
-Variants:
+A step is forward and backward pass, and update. Machines may be shared and noisy, so every round takes a step or two of
+every variant in turn, with as many of dense between them: a ratio is of the variant's steps over the mean of the dense
+ones before and after. Printed are the median over all rounds, and its 95% interval. Variants:
 
     dense         the network and torch's optimizer, as one would write it
     dense fused   the same with the optimizer's fused=True
@@ -35,6 +29,7 @@ from pathlib import Path
 import timm
 import torch
 import torch.distributed as dist
+from intervals import FEWEST, Interval, ratios
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -129,14 +124,15 @@ def build(variant: str, make_network, make_optimizer):
 
 
 def measure(name: str, seconds: float) -> dict:
-    """Median step time of every variant, and ratios to dense of both kinds."""
+    """Ratios of whole steps to dense ones, of every round and variant, and the seconds that updates alone take."""
     make_network, shape, classes, batch, make_optimizer, bar = NETWORKS[name]
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     x, y = torch.randn(batch // ranks, *shape), torch.randint(classes, (batch // ranks,))
     built = {variant: build(variant, make_network, make_optimizer) for variant in VARIANTS}
+    updates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
 
     def step(variant: str) -> tuple[float, float]:
-        """Seconds of the passes, and of the update."""
+        """Seconds of the whole step, and of its update."""
         model, optimizer = built[variant]
         if dist.is_initialized():
             dist.barrier()
@@ -145,53 +141,37 @@ def measure(name: str, seconds: float) -> dict:
         middle = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
-        return middle - start, time.perf_counter() - middle
+        end = time.perf_counter()
+        return end - start, end - middle
 
     for variant in VARIANTS:  # states, buckets and compilation
         step(variant)
         step(variant)
-    block = _of_first_rank(2 if sum(step("dense")) < 0.5 else 1)
-    rounds: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS}
-    beside: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS[1:]}
+    together = _of_first_rank(2 if step("dense")[0] < 0.5 else 1)
 
-    def take(variant: str) -> list[tuple[float, float]]:
-        if block > 1:
+    def take(variant: str) -> float:
+        if together > 1:
             step(variant)  # brings the variant's own memory back into the caches
-        return [step(variant) for _ in range(block)]
+        whole, update = zip(*(step(variant) for _ in range(together)), strict=True)
+        updates[variant] += update
+        return statistics.mean(whole)
 
+    over_dense: dict[str, list[float]] = {variant: [] for variant in VARIANTS[1:]}
+    dense_times = [take("dense")]
     deadline = time.perf_counter() + seconds
-    while not _of_first_rank(int(len(rounds["compiled"]) >= 5 * block and time.perf_counter() > deadline)):
-        for variant in VARIANTS[1:]:
-            beside[variant] += take("dense")
-            rounds[variant] += take(variant)
-            rounds["dense"] += beside[variant][-block:]
-    passes = {
-        variant: statistics.median(
-            seconds
-            for other in VARIANTS
-            for seconds, _ in rounds[other]
-            if (other == "by hand") == (variant == "by hand")
-        )
-        for variant in VARIANTS
-    }
-    updates = {variant: statistics.median(seconds for _, seconds in rounds[variant]) for variant in VARIANTS}
-    dense = passes["dense"] + updates["dense"]
-    by_update = {variant: (passes[variant] + updates[variant]) / dense for variant in VARIANTS}
-    whole = {
-        variant: statistics.median(
-            (sum(ours) / sum(theirs)) for ours, theirs in zip(rounds[variant], beside[variant], strict=True)
-        )
-        for variant in VARIANTS[1:]
-    }
+    while not _of_first_rank(int(len(over_dense["warm-up"]) >= FEWEST and time.perf_counter() > deadline)):
+        for variant, over in over_dense.items():
+            ours = take(variant)
+            dense_times.append(take("dense"))
+            over.append(2 * ours / (dense_times[-2] + dense_times[-1]))
     return dict(
         network=name,
         ranks=ranks,
         batch=batch,
         bar=bar,
-        rounds=len(rounds["compiled"]) // block,
-        dense_ms=1000 * dense,
-        by_update=by_update,
-        whole=whole,
+        dense_ms=1000 * statistics.median(dense_times),
+        over_dense=over_dense,
+        update_ms={variant: 1000 * statistics.median(times) for variant, times in updates.items()},
     )
 
 
@@ -243,23 +223,38 @@ def run_ranks(networks: list[str], seconds: float) -> list[dict]:
         return json.loads(out.read_text())
 
 
-def print_table(rows: list[dict]) -> None:
-    for kind, title in (("whole", "whole steps"), ("by_update", "by update")):
-        names = "".join(f"{variant:>13}" for variant in VARIANTS[1:])
-        print(f"\n{title:<11}{'ranks':>6}{'batch':>6}{'rounds':>7}{'dense ms':>10}{names}{'bar':>7}")
-        for row in rows:
-            ratios = row[kind]
-            met = {
-                "compiled": ratios["compiled"] <= row["bar"],
-                "compiled < by hand": ratios["compiled"] <= ratios["by hand"],
-                "eager < by hand": ratios["eager"] < ratios["by hand"],
-                "warm-up": ratios["warm-up"] < 1.005,
-            }
-            missed = ", ".join(name for name, is_met in met.items() if not is_met)
-            verdict = ("missed: " + missed if missed else "all met") if kind == "whole" else ""
-            start = f"{row['network']:<11}{row['ranks']:>6}{row['batch']:>6}{row['rounds']:>7}{row['dense_ms']:>10.1f}"
-            numbers = "".join(f"{ratios[variant]:>13.3f}" for variant in VARIANTS[1:])
-            print(f"{start}{numbers}{row['bar']:>7.2f}  {verdict}".rstrip())
+def print_tables(rows: list[dict]) -> None:
+    start = f"{'':<11}{'ranks':>6}{'batch':>6}"
+    names = "".join(f"{variant:>15}" for variant in VARIANTS[1:])
+    print(f"\nwhole steps over dense ones\n{start}{'rounds':>7}{'dense ms':>10}{names}{'bar':>7}")
+    for row in rows:
+        intervals = [Interval.of(values) for values in row["over_dense"].values()]
+        shown = "".join(f"{over.median:>8.3f} ±{over.reach:.3f}" for over in intervals)
+        counts = f"{len(row['over_dense']['compiled']):>7}{row['dense_ms']:>10.1f}"
+        print(f"{_start(row)}{counts}{shown}{row['bar']:>7.2f}  {verdict(row['over_dense'], row['bar'])}")
+    names = "".join(f"{variant:>13}" for variant in VARIANTS)
+    print(f"\nupdates alone, ms\n{start}{names}")
+    for row in rows:
+        print(_start(row) + "".join(f"{row['update_ms'][variant]:>13.2f}" for variant in VARIANTS))
+
+
+def _start(row: dict) -> str:
+    return f"{row['network']:<11}{row['ranks']:>6}{row['batch']:>6}"
+
+
+def verdict(over_dense: dict[str, list[float]], bar: float) -> str:
+    """By medians; what the intervals leave open is said."""
+    by_hand = over_dense["by hand"]
+    bars = {
+        "compiled": (Interval.of(over_dense["compiled"]), bar),
+        "compiled <= by hand": (ratios(over_dense["compiled"], by_hand), 1.0),
+        "eager <= by hand": (ratios(over_dense["eager"], by_hand), 1.0),
+        "warm-up": (Interval.of(over_dense["warm-up"]), 1.005),  # 1.00
+    }
+    missed = [name for name, (over, limit) in bars.items() if over.median > limit]
+    unsure = [name for name, (over, limit) in bars.items() if over.low <= limit < over.high]
+    said = f"missed: {', '.join(missed)}" if missed else "all met"
+    return f"{said}; within the noise: {', '.join(unsure)}" if unsure else said
 
 
 def main() -> None:
@@ -283,7 +278,7 @@ def main() -> None:
         for name in arguments.networks:
             print(f"measuring {name} on {ranks} rank(s) ...", flush=True)
             rows += [measure(name, arguments.seconds)] if ranks == 1 else run_ranks([name], arguments.seconds)
-    print_table(rows)
+    print_tables(rows)
     if 1 in arguments.ranks:
         speed = bandwidth()
         print(

@@ -2,9 +2,15 @@
 
 All programs, on one process and on two, are started once and take turns of a few seconds, in which the others are
 stopped (SIGSTOP): a machine may be shared and drift, but not much from one turn to the next. Ratios are of the turns of
-one round, and medians over rounds. The networks are that of the command's own example, the smallest there is, and one
-of the paper's. The command keeps freed memory and lays images out with their channels last, which a bare loop does not:
-`tuned` is the bare loop that does both. Also: seconds from the command to the first step, and seconds for a checkpoint.
+one round; printed are medians over rounds, with their 95% intervals. The networks are that of the command's own
+example, the smallest there is, and one of the paper's. Programs:
+
+    bare    the loop as one would write it
+    tuned   the bare loop with two things that the command does: it keeps freed memory, and has channels last
+    dense   the command without masks (--method dense)
+    ours    the command
+
+Also: seconds from the command to the first step, and seconds for a checkpoint.
 """
 
 import argparse
@@ -23,6 +29,7 @@ import psutil
 import timm
 import torch
 import torch.nn.functional as F
+from intervals import FEWEST, Interval, ratios
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -137,20 +144,25 @@ def tuned(model_name: str, processes: int, folder: Path) -> Program:
     return bare(model_name, processes, folder, "--tuned")
 
 
-def ours(model_name: str, processes: int, folder: Path, *more: str) -> Program:
+def ours(model_name: str, processes: int, folder: Path, *more: str, method: str = "binmask") -> Program:
     """With all logging on: W&B offline, metrics.jsonl, a record every few steps. The masks learn all the time."""
-    name = f"ours-{model_name}-{processes}{''.join(more)}"
+    name = f"{method}-{model_name}-{processes}{''.join(more)}"
     options = [
         f"--run_root={folder}",
         f"--name={name}",
         f"--model={model_name}",
         f"--image_size={IMAGE_SIZE}",
         f"--batch_size={BATCH}",
+        f"--method={method}",
         "--warmup=0",
         "--wandb_mode=offline",
         *(more or ("--epochs=1000000", f"--log_every={LOG_EVERY[model_name]}")),
     ]
     return Program(processes, ["launch/train.py", *options], folder / name / "metrics.jsonl", folder / f"{name}.log")
+
+
+def dense(model_name: str, processes: int, folder: Path) -> Program:
+    return ours(model_name, processes, folder, method="dense")
 
 
 def seconds_to_first_step(model_name: str, processes: int, folder: Path) -> float:
@@ -186,10 +198,12 @@ def seconds_for_a_checkpoint(folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(LOG_EVERY), default=list(LOG_EVERY), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help=f"{FEWEST} or more (default 10)")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     parser.add_argument("--tuned", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.rounds < FEWEST:
+        parser.error(f"--rounds must be {FEWEST} or more: with fewer there is no interval")
     if arguments.bare:
         bare_loop(arguments.models[0], arguments.bare, arguments.tuned)
         return
@@ -201,7 +215,7 @@ def main() -> None:
         print_checkpoint(seconds_for_a_checkpoint(folder))
 
 
-PROGRAMS = {"bare": bare, "tuned": tuned, "ours": ours}
+PROGRAMS = {"bare": bare, "tuned": tuned, "dense": dense, "ours": ours}
 
 
 def speeds(model_name: str, rounds: int, folder: Path) -> list[dict[tuple[str, int], float]]:
@@ -220,27 +234,23 @@ def speeds(model_name: str, rounds: int, folder: Path) -> list[dict[tuple[str, i
 def compare(model_name: str, rounds: int, folder: Path) -> None:
     rows = speeds(model_name, rounds, folder)
 
-    def over(upper: tuple[str, int], lower: tuple[str, int]) -> list[float]:
-        return [row[upper] / row[lower] for row in rows]
+    def of(kind: str, processes: int) -> list[float]:
+        return [row[kind, processes] for row in rows]
 
-    columns = (*(f"{kind}, examples/s" for kind in PROGRAMS), "ours / bare", "ours / tuned", "first step, s")
-    print(f"\n{model_name + ', processes':<26}" + "".join(f"{column:>18}" for column in columns))
-    for n in (1, 2):
-        medians = [statistics.median(row[kind, n] for row in rows) for kind in PROGRAMS]
-        shown = "".join(f"{speed:>18.0f}" for speed in medians)
-        shown += "".join(f"{statistics.median(over(('ours', n), (kind, n))):>18.3f}" for kind in ("bare", "tuned"))
-        print(f"{n:<26}{shown}{seconds_to_first_step(model_name, n, folder):>18.1f}")
-    print("two processes / one: " + ", ".join(f"{kind} {spread(over((kind, 2), (kind, 1)))}" for kind in PROGRAMS))
-    for kind in ("bare", "tuned"):
-        ours_over, theirs = over(("ours", 2), ("ours", 1)), over((kind, 2), (kind, 1))
-        print(f"ours over {kind}'s: {spread([mine / its for mine, its in zip(ours_over, theirs, strict=True)])}")
-    print(flush=True)
+    def scaling(kind: str) -> list[float]:
+        return [two / one for two, one in zip(of(kind, 2), of(kind, 1), strict=True)]
 
-
-def spread(values: list[float]) -> str:
-    """The median, with quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+    columns = ("two / one", "ours over it: one", "two", "two / one")
+    print(f"\n{model_name:<15}{'one, ex/s':>10}{'two, ex/s':>10}" + "".join(f"{column:>24}" for column in columns))
+    for kind in PROGRAMS:
+        shown = f"{kind:<15}" + "".join(f"{statistics.median(of(kind, n)):>10.0f}" for n in (1, 2))
+        compared = [Interval.of(scaling(kind))]
+        if kind != "ours":
+            compared += [ratios(of("ours", n), of(kind, n)) for n in (1, 2)]
+            compared += [ratios(scaling("ours"), scaling(kind))]
+        print(shown + "".join(f"{interval!s:>24}" for interval in compared))
+    starts = [seconds_to_first_step(model_name, n, folder) for n in (1, 2)]
+    print("first step after {:.1f} s on one process, {:.1f} s on two".format(*starts), flush=True)
 
 
 def print_checkpoint(of: dict[str, float]) -> None:
