@@ -31,7 +31,6 @@ from binmask_dist.report.statistics import BOLD_ABOVE, compare
 from binmask_dist.report.tables import coefficient_table, markdown_rows, sentence, setting_text, value_text
 
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot say"}
-AUCS = ("validation_auc", "train_auc", "test_auc")
 # by its Table 1, in which the first column of each method is the best by test AUC
 IN_THE_PAPER = ("holds: 0.834, L1 0.836", "does not hold: 0.024, L1 0.023", "holds: 0.018, L1 0.071", *["claimed"] * 3)
 ROWS = 3_604_863 + 63_884  # of the paper's data

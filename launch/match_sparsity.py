@@ -1,6 +1,6 @@
 """Another method at BinMask's own sparsities: python launch/match_sparsity.py --help"""
 
-from binmask_dist.matching import main
+from binmask_dist.sweeps.matching import main
 
 if __name__ == "__main__":
     main()

@@ -389,6 +389,51 @@ def test_forgetting_set_epoch_is_an_error_and_not_a_dense_run():
             binmask.set_epoch(epoch)
 
 
+def test_stepping_the_optimizer_that_was_patched_is_an_error_and_not_a_dense_run():
+    model = network()
+    optimizer = sgd(model)
+    binmask = binmask_dist.patch(model, optimizer, lam=1e-3, epochs=2, warmup=0.0)
+    binmask.set_epoch(0)
+    backward(model, seed=0)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match=r"this SGD was given to patch.* give accelerator\.prepare what patch"):
+        optimizer.step()
+    prepared = Accelerator(cpu=True).prepare(optimizer)
+    with pytest.raises(RuntimeError, match="given to patch"):
+        prepared.step()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    binmask.step()
+    assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+    with pytest.raises(RuntimeError, match="given to patch"):  # after a good step, too
+        optimizer.step()
+
+
+def test_a_run_that_is_too_short_for_masks_to_go_off_says_so():
+    def run(mask_lr: float, epochs: int = 4) -> list[str]:
+        model = network()
+        binmask = binmask_dist.patch(
+            model, sgd(model), lam=1.0, epochs=epochs, warmup=0.25, mask_lr=mask_lr, mask_lr_final=mask_lr
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for epoch in range(epochs):
+                binmask.set_epoch(epoch)
+                for seed in range(10):
+                    backward(model, seed)
+                    binmask.step()
+                    binmask.zero_grad()
+                    binmask.set_epoch(epoch)  # as the Trainer's callback does at every step
+        assert (binmask.sparsity() > 0) == (mask_lr > 0.01)  # with this lam, masks go off as soon as they can
+        return [str(warning.message) for warning in said]
+
+    (sentence,) = run(mask_lr=0.009)  # 30 steps of learning carry a latent by 0.27, and it starts at 0.3
+    assert (
+        "4 epochs of 10 steps are too few" in sentence and "by 0.27" in sentence and "mask_lr=0.03 or more" in sentence
+    )
+    assert run(mask_lr=0.02) == []
+    assert run(mask_lr=0.0) == []  # masks that are not to learn
+
+
 def test_a_sparse_gradient_is_refused():
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
     binmask = binmask_dist.patch(

@@ -12,8 +12,8 @@ import yaml
 from jobs import ROOT, options, result, train_here
 from safetensors.torch import load_file
 
-from binmask_dist import matching
 from binmask_dist.method import graphs
+from binmask_dist.sweeps import matching
 from binmask_dist.training import checkpoints, plots, report
 from binmask_dist.training.config import TrainConfig, parse_config
 
@@ -167,6 +167,9 @@ def test_other_methods_are_matched_to_binmask(tmp_path: Path, capsys: pytest.Cap
     assert {each.target_sparsity for each in trials(out)} == {0.5, 0.91}
     matching.main([str(tmp_path / "runs"), str(sweep), "--most", "1", "--out", str(out)])
     assert {each.target_sparsity for each in trials(out)} == {0.91}
+    with pytest.raises(SystemExit):
+        matching.main([str(tmp_path / "runs"), str(sweep), "--most", "-1", "--out", str(out)])
+    assert "--most must be 0 or more, not -1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         matching.main([str(PAPER), str(sweep), "--out", str(out)])
     assert "holds no finished run of BinMask" in capsys.readouterr().err

@@ -78,7 +78,8 @@ def test_it_ends_and_says_so_where_no_cut_exists():
 
 def test_a_path_shares_its_fits():
     fit, lams = made_up()
-    path = Search(fit).path([50, 40, 30, 20, 10])
+    search = Search(fit)
+    path = [search.exactly(count) for count in (50, 40, 30, 20, 10)]
     assert [one.count for one in path] == [50, 40, 30, 20, 10]
     assert sum(one.fits for one in path) == len(lams) == len(set(lams))
     assert [one.seconds for one in path] == [float(one.fits) for one in path]

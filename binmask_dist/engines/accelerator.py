@@ -29,7 +29,7 @@ class BinMaskAccelerator(Accelerator):
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         if self.distributed_type == DistributedType.DEEPSPEED:
-            _check_deepspeed_config(self.state.deepspeed_plugin.deepspeed_config)
+            check_deepspeed_config(self.state.deepspeed_plugin.deepspeed_config)
         prepared = super().prepare(*args, **kwargs)
         results = prepared if isinstance(prepared, tuple | list) else (prepared,)
         for given, result in zip(args, results, strict=True):
@@ -54,7 +54,7 @@ def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None
         plugin = kwargs.get("deepspeed_plugin") or _deepspeed_plugin(int(asked[-1]), kwargs)
         kwargs["deepspeed_plugin"] = plugin
         _adjust(plugin.deepspeed_config)
-        _check_deepspeed_config(plugin.deepspeed_config)
+        check_deepspeed_config(plugin.deepspeed_config)
     if asked == "fsdp2":
         kwargs["fsdp_plugin"] = kwargs.get("fsdp_plugin") or _fsdp_plugin()
     environment = {"ACCELERATE_USE_DEEPSPEED": str(zero).lower()}
@@ -100,7 +100,7 @@ def check_in_charge(binmask: MaskedOptimizer, prepared: Any) -> None:
         prepared = inner
 
 
-def _check_deepspeed_config(config: dict[str, Any]) -> None:
+def check_deepspeed_config(config: dict[str, Any]) -> None:
     elastic = config.get("zero_optimization", {}).get("elastic_checkpoint", False)
     if elastic or config.get("checkpoint", {}).get("load_universal", False):
         kind = "elastic_checkpoint" if elastic else "load_universal"

@@ -210,7 +210,8 @@ def _check_fits(
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
     for name, keys in index["entries"].items():
         wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
-    index["flips"], index["extra"]  # are there, or a KeyError
+    for section in ("flips", "extra"):
+        index[section]  # a KeyError is told as damage
     for values in (*index["scalars"].values(), *(group["settings"] for group in index["groups"])):
         for value in values.values():
             from_json(value, torch.device("cpu"))

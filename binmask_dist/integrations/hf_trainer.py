@@ -23,7 +23,7 @@ from accelerate.utils import parse_flag_from_env
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from binmask_dist.engines.accelerator import _check_deepspeed_config, check_in_charge
+from binmask_dist.engines.accelerator import check_deepspeed_config, check_in_charge
 from binmask_dist.method import readout
 from binmask_dist.method.layout import placements
 from binmask_dist.method.optimizer import BinMask
@@ -98,13 +98,11 @@ class BinMaskCallback(TrainerCallback):
         counts = readout.zeros_and_sizes(binmask)
         zeros, sizes = zip(*counts.values(), strict=True)
         flips = binmask.flips()
-        group = binmask.masked_groups[0]
-        learns = group["learning"] and not group["frozen"]
         record = {
             "sparsity": sum(zeros) / sum(sizes),
             "flips_on_to_off": flips.on_to_off,
             "flips_off_to_on": flips.off_to_on,
-            "mask_lr": group["mask_lr"] if learns else 0.0,
+            "mask_lr": binmask.mask_lr,
         }
         if self.log_layers:
             record |= {f"layer_sparsity/{name}": off / size for name, (off, size) in counts.items()}
@@ -222,7 +220,7 @@ def _check_engine(trainer: Trainer) -> None:
         raise ValueError("FSDP1 flattens parameters over layers; ask for FSDP2: fsdp_config={'version': 2}")
     if asked[DistributedType.DEEPSPEED]:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        _check_deepspeed_config(config)
+        check_deepspeed_config(config)
         if "optimizer" in config:
             raise ValueError(
                 "DeepSpeed would make an optimizer without masks: take 'optimizer' out of its config and choose one "

@@ -1,7 +1,7 @@
 """`BinMask`: a torch optimizer around the user's own, in whose state the masks live.
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    binmask = binmask_dist.patch(model, optimizer, lam=1e-6, epochs=300)
+    optimizer = binmask = binmask_dist.patch(model, optimizer, lam=1e-6, epochs=300)
 
 The model's parameter p holds the product W * b. The state of p holds, beside what the user's optimizer keeps there:
 
@@ -19,6 +19,7 @@ Nothing is kept on `self` that a step changes, and nothing about a parameter is 
 FSDP2 and ZeRO replace the parameters, and ZeRO calls `step()` once for every group.
 """
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +37,28 @@ class BinMask(MaskedOptimizer):
     """Made by `binmask_dist.patch`. An ordinary optimizer for schedulers, Accelerate and DeepSpeed."""
 
     state_keys = MASK_KEYS
+
+    def set_epoch(self, epoch: int) -> None:
+        before = self.masked_groups[0]["epoch"]
+        super().set_epoch(epoch)
+        for group in self.masked_groups:
+            # after the first epoch of learning, when it is known how many steps one has
+            if epoch != before and epoch == algorithm.warmup_epochs(group["warmup"], group["epochs"]) + 1:
+                self._warn_of_slow_masks(group)
+
+    def _warn_of_slow_masks(self, group: dict[str, Any]) -> None:
+        states = (self.state.get(param, {}) for param in group["params"])
+        steps = max((float(state.get("latent_step", 0)) for state in states), default=0.0)
+        # Adam moves a latent by about its rate in a step
+        reach = steps * sum(self.mask_rate(epoch, group) for epoch in range(group["epochs"]))
+        if 0 < reach < group["alpha0"] and not group.get("fixed"):
+            enough = 3 * group["mask_lr_initial"] * group["alpha0"] / reach
+            warnings.warn(
+                f"{group['epochs']} epochs of {steps:.0f} steps are too few for masks to go off: all steps together "
+                f"carry a latent by {reach:.2g}, and it starts at alpha0 = {group['alpha0']:g} above zero; train "
+                f"longer, or with mask_lr={enough:.1g} or more",
+                stacklevel=3,
+            )
 
     def new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return make_state(param, group, self.model)
@@ -75,7 +98,7 @@ class BinMask(MaskedOptimizer):
     def _masked_steps(self, group: dict[str, Any], clip: float) -> Iterable[Step]:
         if group["epoch"] is None and not group["frozen"]:
             raise RuntimeError("call binmask.set_epoch(epoch) at the start of every epoch, before the first step")
-        learns = group["learning"] and not group["frozen"]
+        learns = self.is_learning(group)
         update = known_update(self.inner, group) if group["compile"] else None
         steps: dict[tuple[type[Step], int, float], Step] = {}  # one in nearly every group
         for param in group["params"]:

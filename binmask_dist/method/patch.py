@@ -50,8 +50,10 @@ def patch(
                    Input masks are always among them; "inputs": they alone
     exclude        the same forms, checked first
     alpha0, alpha1 where latents start, and the bound they are clipped to
-    mask_lr        the latents' learning rate, annealed to mask_lr_final by a cosine in whole epochs
+    mask_lr        the latents' learning rate, annealed to mask_lr_final by a cosine in whole epochs; over all steps it
+                   should add up to several times alpha0, or no mask has the time to go off
     warmup         fraction of the epochs in which all masks stay on
+    mask_betas, mask_eps  of the latents' Adam
     max_grad_norm  clip by the norm of g_W, in which masked entries do not count
     check_finite   a step whose gradients have a NaN or inf changes nothing; reads every gradient once more
     from_zeros     the model is sparse already: weights that are zero start off

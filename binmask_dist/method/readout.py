@@ -14,6 +14,9 @@ from binmask_dist.method.layout import Placement, local_part, placements, reshar
 if TYPE_CHECKING:
     from binmask_dist.method.wrapper import MaskedOptimizer
 
+COUNTED_AT_ONCE = 2**22  # latents: counting takes several times the memory of what is counted
+WRAPPERS = ("module.", "_orig_mod.")  # what DDP, AveragedModel and torch.compile put in front of names
+
 
 def zeros_and_sizes(binmask: "MaskedOptimizer") -> dict[str, tuple[int, int]]:
     """How many elements of each masked weight are off, and how many there are: no padding, no whole tensor."""
@@ -55,9 +58,6 @@ def flip_state(binmask: "MaskedOptimizer") -> tuple[int, int]:
     total = torch.stack([count.cpu() for count in sum_over_ranks(counts, where).values()]).sum(0)
     flips, starts_off = total.tolist()
     return flips, starts_off
-
-
-COUNTED_AT_ONCE = 2**22  # latents: counting takes several times the memory of what is counted
 
 
 def latent_histogram(binmask: "MaskedOptimizer", edges: Sequence[float]) -> list[int]:
@@ -164,9 +164,6 @@ def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
         if isinstance(param, DTensor):
             mask = distribute_tensor(mask, param.device_mesh, param.placements, src_data_rank=None)
         param.mul_(mask.to(param.device))
-
-
-WRAPPERS = ("module.", "_orig_mod.")  # what DDP, AveragedModel and torch.compile put in front of names
 
 
 def _without_wrapper(name: str) -> str:

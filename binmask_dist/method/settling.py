@@ -5,6 +5,7 @@ the latents between the two are sent to the other side. Those that lie on it tog
 weights that never get a gradient stay equal for ever.
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,14 @@ def settle(binmask: "BinMask", sparsity: float) -> None:
     group, where = groups[0], placements(groups, binmask.model)
     wanted = round(sparsity * sum(place.shape.numel() for place in where.values()))
     low, high = -group["alpha1"], group["alpha0"]  # at most `wanted` lie below low; more below high, if it can be had
-    if _count_below(binmask, where, high) <= wanted:
+    available = _count_below(binmask, where, high)
+    if available < wanted:
+        warnings.warn(
+            f"{wanted:,} masks were to be off, and only {available:,} have begun to go off: the others stay on; "
+            "train longer, or with a larger mask_lr, before settle",
+            stacklevel=4,
+        )
+    if available <= wanted:
         low = high
     for _ in range(HALVINGS):
         middle = (low + high) / 2

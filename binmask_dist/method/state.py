@@ -52,11 +52,11 @@ def _real_elements(param: Tensor, latent: Tensor, group: dict[str, Any], model: 
     return real
 
 
-def all_on(group: dict[str, Any], state: dict[str, Any] | None) -> bool:
+def all_on(group: dict[str, Any], state: dict[str, Any]) -> bool:
     """Whether the mask is all ones because it never learnt: p is W then, and a step is the user's own."""
     if group["from_zeros"]:
         return False
-    return not state or "latent_step" not in state or state["latent_step"].item() == 0
+    return "latent_step" not in state or state["latent_step"].item() == 0
 
 
 class Step(ABC):

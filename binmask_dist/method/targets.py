@@ -118,13 +118,17 @@ class Plan:
             f"{masked:<{widths[0]}}  {kind:<{widths[1]}}  {count:>{widths[2]}}  {numel:>{widths[3]}}  {reason}"
             for masked, kind, count, numel, reason in rows
         ]
+        return "\n".join([*lines, f"total: {self.total}", *[f"note: {note}" for note in self.notes]])
+
+    @property
+    def total(self) -> str:
+        """How much is masked, in words."""
         chosen = [entry for entry in self.entries if entry.masked]
         part, whole = (sum(entry.numel for entry in entries) for entries in (chosen, self.entries))
-        lines.append(
-            f"total: {len(chosen):,} of {len(self.entries):,} parameters masked, "
+        return (
+            f"{len(chosen):,} of {len(self.entries):,} parameters masked, "
             f"{part:,} of {whole:,} weights ({part / max(whole, 1):.1%})"
         )
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
 @dataclass(frozen=True)

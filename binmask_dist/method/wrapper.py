@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ from binmask_dist.method import algorithm, readout
 from binmask_dist.method.gradients import gradient_norm
 from binmask_dist.method.layout import runs_under_zero
 from binmask_dist.method.targets import Plan
+
+_in_a_step: ContextVar[bool] = ContextVar("in_a_step", default=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class MaskedOptimizer(Optimizer):
     def __init__(self, inner: Optimizer, plan: Plan, model: nn.Module) -> None:
         # Optimizer.__init__ would make groups and a state of its own; __setstate__ makes the hooks only.
         super().__setstate__({"inner": inner, "plan": plan, "model": model})
+        inner.register_step_pre_hook(_refuse_to_step_alone)
 
     # One state and one list of groups, the inner optimizer's. Engines assign them.
 
@@ -138,6 +142,16 @@ class MaskedOptimizer(Optimizer):
         initial, final = group["mask_lr_initial"], group["mask_lr_final"]
         return algorithm.mask_rate(epoch, epochs=group["epochs"], waiting=waiting, initial=initial, final=final)
 
+    def is_learning(self, group: dict[str, Any] | None = None) -> bool:
+        """Whether masks learn now: those of one of the masked groups, or of the first."""
+        group = group or self.masked_groups[0]
+        return group["learning"] and not group["frozen"]
+
+    @property
+    def mask_lr(self) -> float:
+        """Learning rate of the masks now; zero while they do not learn."""
+        return self.masked_groups[0]["mask_lr"] if self.is_learning() else 0.0
+
     def freeze(self) -> None:
         """Fix the masks, for fine-tuning: zeros stay zero under any optimizer."""
         for group in self.masked_groups:
@@ -154,7 +168,11 @@ class MaskedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.take_step()
+        token = _in_a_step.set(True)
+        try:
+            self.take_step()
+        finally:
+            _in_a_step.reset(token)
         return loss
 
     def take_step(self) -> None:
@@ -237,3 +255,11 @@ class MaskedOptimizer(Optimizer):
     def check_sync(self) -> None:
         """Raise, naming the parameter and the ranks, if ranks that should agree do not."""
         readout.check_sync(self)
+
+
+def _refuse_to_step_alone(optimizer: Optimizer, *arguments: Any) -> None:
+    if not _in_a_step.get():
+        raise RuntimeError(
+            f"this {type(optimizer).__name__} was given to patch, and by itself it would train without masks: "
+            "give accelerator.prepare what patch returned, and call its step"
+        )

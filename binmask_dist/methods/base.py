@@ -96,11 +96,6 @@ def set_mask(state: dict[str, Any], keep: Tensor) -> None:
     state["latent"].copy_(signs(keep))
 
 
-def kept(state: dict[str, Any]) -> Tensor:
-    """The mask as floating point numbers: eager torch is several times slower on a mixture with bools."""
-    return torch.ge(state["latent"], 0, out=torch.empty_like(state["latent"]))
-
-
 def signs(keep: Tensor) -> Tensor:
     """The latent of a mask that something else than a latent decides: one where it is on, minus one where it is off."""
     return keep.float().mul_(2).sub_(1)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from binmask_dist.method.algorithm import mask
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, kept, signs
+from binmask_dist.methods.base import Method, signs
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state, which may not be in the optimizer's yet
 
@@ -45,11 +46,11 @@ class HardMasks(Method):
             rows.append((param, state if "latent" in state else self.new_state(param, group)))
         if frozen or not self.replaces_update(rows, step):
             for param, state in rows:
-                param.grad.mul_(kept(state))  # type: ignore[union-attr]
+                param.grad.mul_(mask(state["latent"]))  # type: ignore[union-attr]
             scale([param.grad for param in self.params_with_grad()], clip)
             self.inner.step()
             if not frozen:
                 self.after_update(rows, step)
         for param, state in rows:
-            param.mul_(kept(state))
+            param.mul_(mask(state["latent"]))
             self.state[param].update(state)  # U starts its own state only where it finds none: ours comes after it

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from binmask_dist.method.algorithm import mask
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, kept, set_mask
+from binmask_dist.methods.base import Method, set_mask
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state
 MOST_SAMPLES = 64  # for a batch: seeds of later ones would be those of the next step
@@ -87,8 +88,8 @@ class RandomGates(Method):
             if param.grad is None:
                 continue
             self._add_score_gradient(param, state)
-            kept = state.setdefault("weight_gradient", torch.zeros_like(param, requires_grad=False))
-            kept.addcmul_(param.grad, state["gate"].to(kept.dtype))
+            so_far = state.setdefault("weight_gradient", torch.zeros_like(param, requires_grad=False))
+            so_far.addcmul_(param.grad, state["gate"].to(so_far.dtype))
             param.grad.zero_()
         self.numbers["mask_sample"] += 1
         self.draw(self._rows())
@@ -100,7 +101,7 @@ class RandomGates(Method):
         for param, state in rows:
             assert param.grad is not None
             if frozen:
-                param.grad.mul_(kept(state))
+                param.grad.mul_(mask(state["latent"]))
                 continue
             self._add_score_gradient(param, state)
             param.grad.mul_(state["gate"])
@@ -114,7 +115,7 @@ class RandomGates(Method):
         if frozen:
             self.inner.step()
             for param, state in rows:
-                param.mul_(kept(state))
+                param.mul_(mask(state["latent"]))
             return
         step = self.count_step()
         self._learn(rows, gradients, step)

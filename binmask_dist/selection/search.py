@@ -9,7 +9,7 @@ without a cut the answer is the nearest count that some cut does give; of two, t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,10 +129,6 @@ class Search:
         new = [self.fits[lam] for lam in self.fits if lam not in before]
         seconds = sum(one.seconds for one in new)
         return Selection(count, fit.lam, cut, fit.smoothed, steps, len(new), seconds)
-
-    def path(self, counts: Sequence[int]) -> list[Selection]:
-        """One selection for each count, in the order given."""
-        return [self.exactly(count) for count in counts]
 
     def _add(self, lam: float) -> None:
         self.fits[lam] = self.fit(lam)

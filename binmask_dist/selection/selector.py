@@ -155,7 +155,6 @@ class BinMaskSelector(SelectorMixin, BaseEstimator):
         return selection
 
     def _take(self, problem: Problem, selection: Selection) -> None:
-        self.selection_ = selection
         self.smoothed_mask_ = problem.per_feature(selection.smoothed)
         self.support_ = problem.per_feature(selection.support)
         self.lam_ = selection.lam

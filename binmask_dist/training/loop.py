@@ -107,6 +107,7 @@ class Loop:
         # over steps that are not yet in the position
         self.sums = torch.zeros(len(self.measured), dtype=torch.float64, device=accelerator.device)
         self.clock = time.perf_counter()
+        self.interval_start = (self.position.step, self.clock)  # of the steps that the next record is of
 
     def run(self) -> None:
         """Train to the end of the last epoch."""
@@ -205,9 +206,7 @@ class Loop:
 
     def _after_step(self) -> None:
         config, position = self.config, self.position
-        if position.step % config.log_every == 0:
-            self._log_step()
-        self.progress.step()
+        self.progress.step(self._log_step() if position.step % config.log_every == 0 else None)
         is_last = position.step_in_epoch == self.steps_per_epoch
         if self.signal:
             self.save()
@@ -218,8 +217,7 @@ class Loop:
     def _steer(self) -> None:
         """Some ten times in an epoch: a pass over the latents each time."""
         interval = max(1, self.steps_per_epoch // 10)
-        group = self.method.masked_groups[0]
-        if self.steering and group["learning"] and not group["frozen"] and self.position.step_in_epoch % interval == 0:
+        if self.steering and self.method.is_learning() and self.position.step_in_epoch % interval == 0:
             self._set_lam(self.steering.correct(self.method.sparsity(), self._sparsity_ahead()))
 
     def _settle(self, target: float) -> None:
@@ -342,27 +340,30 @@ class Loop:
         self.position.loss_scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler else None
         self.checkpoints.save(self.position.step, asdict(self.position))
 
-    def _log_step(self) -> None:
-        position, group = self.position, self.method.masked_groups[0]
+    def _log_step(self) -> float:
+        """Returns the mean loss since the last record."""
+        position = self.position
         self._fold_sums()
         (first, start), now = self.interval_start, time.perf_counter()
         steps, seconds = position.step - first, now - start
         self.interval_start = (position.step, now)  # so that the next interval contains what logging takes
+        loss = mean(position.interval_loss, position.interval_good_steps)
         self.tracking.log(
             {
                 "kind": "step",
                 "step": position.step,
                 "epoch": position.epoch + position.step_in_epoch / self.steps_per_epoch,
-                "loss": mean(position.interval_loss, position.interval_good_steps),
+                "loss": loss,
                 "lr": self.optimizer.param_groups[0]["lr"],
-                "mask_lr": group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0,
-                "lam": group["lam"],
+                "mask_lr": self.method.mask_lr,
+                "lam": self.method.masked_groups[0]["lam"],
                 "grad_norm": self.method.grad_norm,
                 "steps_per_second": steps / seconds,
                 "examples_per_second": steps * self.config.batch_size / seconds,
             }
         )
         position.interval_loss, position.interval_good_steps = 0.0, 0
+        return loss
 
     def _fold_sums(self) -> None:
         """Add what each process has summed up to the position, which all of them share."""

@@ -1,5 +1,7 @@
 """The training job, top to bottom."""
 
+import warnings
+
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -22,6 +24,8 @@ from binmask_dist.training.tasks.base import RunError
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
+    # DDP says so of 1x1 convolutions whose images have channels last: it copies their gradients, a few small ones
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     accelerator = made_or_told(lambda: accelerator_for(config))
     if accelerator.device.type == "cpu":
         keep_freed_memory()
@@ -63,6 +67,12 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
                 folder.write_json("result.json", result)
             return
         loop = Loop(config, task, folder, accelerator)
+        accelerator.print(
+            f"{config.model}: {loop.method.plan.total}\n"
+            f"{loop.epochs} epochs of {loop.steps_per_epoch} steps, {engine_from_environment()}, "
+            f"{report.processes_text(accelerator.num_processes)}; run folder {folder.path}",
+            flush=True,
+        )
         try:
             loop.run()
         except (Interrupted, RunError) as error:

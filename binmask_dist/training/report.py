@@ -12,6 +12,7 @@ from binmask_dist.training.progress import main_metric, metric_text
 
 WORTH_COMPRESSING = 2**28  # bytes; more would keep the user waiting, only to learn a size
 NEAR_TARGET = 0.005  # half a point
+SMALLEST = 1e-4  # a weight that counts in L0
 LISTED_LAYERS = 40  # of more, the table names the densest and the sparsest only
 
 
@@ -46,9 +47,6 @@ def zeros_in_files(saved: Sequence[Path], names: Sequence[str] | dict[str, Any])
     if missing:
         raise RuntimeError(f"{missing[0]} is masked but is in none of {', '.join(path.name for path in saved)}")
     return {name: found[name] for name in names}
-
-
-SMALLEST = 1e-4  # a weight that counts in L0
 
 
 def weight_norms(saved: Sequence[Path], names: Sequence[str] | dict[str, Any]) -> dict[str, float]:
@@ -111,9 +109,12 @@ def _outcome_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if target is not None:
         is_near = abs(result["sparsity"] - target) <= NEAR_TARGET
         rows.append(("target", f"{target:.2%}, {'met' if is_near else 'MISSED: see docs/training.md'}"))
-    processes = "1 process" if result["processes"] == 1 else f"{result['processes']} processes"
-    rows.append(("training", f"{result['seconds']:.1f} s, {result['engine']}, {processes}"))
+    rows.append(("training", f"{result['seconds']:.1f} s, {result['engine']}, {processes_text(result['processes'])}"))
     return rows
+
+
+def processes_text(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _layer_rows(layers: dict[str, float]) -> list[tuple[str, str]]:

@@ -124,21 +124,20 @@ def flips_so_far(method: MaskedOptimizer) -> dict[str, int]:
 def mask_record(method: MaskedOptimizer, flips_before: dict[str, int]) -> dict[str, Any]:
     """What an epoch's record says of the masks; `flips_before` is `flips_so_far` at its start. Collective."""
     group = method.masked_groups[0]
-    mask_lr = group["mask_lr"] if group["learning"] and not group["frozen"] else 0.0
     return {
         "sparsity": method.sparsity(),
         "layer_sparsity": method.layer_sparsity(),
         **{kind: count - flips_before[kind] for kind, count in flips_so_far(method).items()},
-        **(_latent_record(method, mask_lr) if isinstance(method, BinMask) else {}),
-        "mask_lr": mask_lr,
+        **(_latent_record(method) if isinstance(method, BinMask) else {}),
+        "mask_lr": method.mask_lr,
         "lam": group["lam"],
         "frozen": group["frozen"],
     }
 
 
-def _latent_record(binmask: BinMask, mask_lr: float) -> dict[str, Any]:
+def _latent_record(binmask: BinMask) -> dict[str, Any]:
     counts, edges = binmask.latent_histogram()
-    margin = STEPS_TO_ZERO * mask_lr
+    margin = STEPS_TO_ZERO * binmask.mask_lr
     near_zero = readout.latent_histogram(binmask, [-margin, margin])[0] if margin else 0
     return {
         "latent_histogram": {"counts": counts, "edges": edges},

@@ -37,10 +37,10 @@ def main() -> None:
     sizes = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=BLOCK, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    binmask = binmask_dist.patch(
+    optimizer = binmask = binmask_dist.patch(
         model, optimizer, lam=args.lam, epochs=args.epochs, warmup=1 / args.epochs, mask_lr=2e-2, max_grad_norm=1.0
     )
-    model, optimizer, loader, test_loader = accelerator.prepare(model, binmask, loader, test_loader)
+    model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
     accelerator.print(f"before training: {evaluate(model, test_loader, accelerator):.3f} nats per byte")
 
     batches = iter(loader)

@@ -37,8 +37,8 @@ def main() -> None:
 
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    binmask = binmask_dist.patch(model, optimizer, lam=args.lam, epochs=args.epochs, mask_lr=1e-2)  # new
-    model, optimizer, loader, test_loader = accelerator.prepare(model, binmask, loader, test_loader)
+    optimizer = binmask = binmask_dist.patch(model, optimizer, lam=args.lam, epochs=args.epochs, mask_lr=1e-2)  # new
+    model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
 
     start, checkpoint = 0, args.output / "checkpoint"
     if (checkpoint / "checkpoint.json").exists():

@@ -64,10 +64,10 @@ def main() -> None:
     model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=len(SOURCES))
     model.base_model.embeddings.requires_grad_(False)  # half of the weights; the pretrained ones will do
     optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-4)
-    binmask = binmask_dist.patch(
+    optimizer = binmask = binmask_dist.patch(
         model, optimizer, lam=args.lam, epochs=args.epochs, warmup=1 / args.epochs, mask_lr=args.mask_lr
     )
-    model, optimizer, loader, test_loader = accelerator.prepare(model, binmask, loader, test_loader)
+    model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
     for epoch in range(args.epochs):
         binmask.set_epoch(epoch)
         model.train()

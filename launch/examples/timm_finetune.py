@@ -43,9 +43,11 @@ def main() -> None:
 
     model = timm.create_model(args.model, pretrained=args.pretrained, in_chans=1, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    binmask = binmask_dist.patch(model, optimizer, lam=args.lam, epochs=args.epochs, mask_lr=3e-2, mask_lr_final=1e-4)
+    optimizer = binmask = binmask_dist.patch(
+        model, optimizer, lam=args.lam, epochs=args.epochs, mask_lr=3e-2, mask_lr_final=1e-4
+    )
     accelerator.print(binmask.plan)
-    model, optimizer, loader, test_loader = accelerator.prepare(model, binmask, loader, test_loader)
+    model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
 
     for epoch in range(args.epochs):
         binmask.set_epoch(epoch)

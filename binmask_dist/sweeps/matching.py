@@ -32,6 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=0, help="take only so many, the highest; 0: all")
     parser.add_argument("--out", type=Path, required=True, help="sweep file to be written")
     options = parser.parse_args(arguments)
+    if options.most < 0:
+        parser.error(f"--most must be 0 or more, not {options.most}")
     try:
         sparsities = reached(options.runs)[-options.most :]
         write_atomically(options.out, matched(options.sweep, sparsities))
