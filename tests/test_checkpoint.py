@@ -10,6 +10,7 @@ import time
 import pytest
 import timm.optim
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -279,7 +280,36 @@ def test_clipping_stays_as_patch_was_told(tmp_path):
 
 
 def test_what_json_cannot_hold_is_said(tmp_path):
-    _, binmask = make()
+    model, binmask = make()
     binmask.param_groups[0]["something"] = torch.ones(3)
-    with pytest.raises(CheckpointError, match="AdamW keeps 'something' in its groups, a Tensor that JSON cannot hold"):
+    with pytest.raises(CheckpointError, match="AdamW keeps 'something', a Tensor that JSON cannot hold"):
         save_checkpoint(tmp_path, binmask)
+    del binmask.param_groups[0]["something"]
+    train(model, binmask, 0, 1)
+    binmask.state[binmask.masked_groups[0]["params"][0]]["listed"] = [torch.ones(3)]
+    with pytest.raises(CheckpointError, match="AdamW keeps 'listed', a list that JSON cannot hold"):
+        save_checkpoint(tmp_path, binmask)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_prepare_returned_can_be_saved_and_loaded(tmp_path):
+    model, binmask = make()
+    _, prepared = Accelerator(cpu=True).prepare(model, binmask)
+    save_checkpoint(tmp_path, prepared, extra={"epoch": 3})
+    assert load_checkpoint(tmp_path, prepared) == {"epoch": 3}
+    for call in (save_checkpoint, load_checkpoint):
+        with pytest.raises(TypeError, match="give what patch returned, or what prepare made of it, not AdamW"):
+            call(tmp_path, binmask.inner)
+
+
+def test_a_checkpoint_that_was_edited_is_refused(saved):
+    whole = (saved / "checkpoint.json").read_text()
+    for flips in ([1, 2, 3], "ab", None, [1, "b"]):
+        (saved / "checkpoint.json").write_text(json.dumps(json.loads(whole) | {"flips": flips}))
+        refused(saved, "damaged")
+    (saved / "checkpoint.json").write_text(whole)
+    file = next(saved.glob("*.safetensors"))
+    tensors = load_file(file)
+    tensors["latent:0.weight"] = torch.zeros(3, 2)
+    save_file(tensors, file)
+    refused(saved, r"'latent:0.weight' has shape \[3, 2\] in the checkpoint, not \[33, 9\]")

@@ -97,6 +97,14 @@ def test_nothing_is_clipped_unless_asked_for(folder, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_clipping_that_would_not_take_place_is_refused(folder, engine):
+    """DeepSpeed has stepped before an ordinary loop asks for it."""
+    none, some = results(folder, "exports")[engine]["asked_to_clip"]
+    assert none == ""
+    assert some.startswith("DeepSpeed clips by itself") == engine.startswith("zero")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_more_bytes_on_the_wire_than_dense_training(folder, engine):
     sent = results(folder, "wire")[engine]
     assert sent["dense"] > 5e7

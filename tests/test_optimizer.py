@@ -5,9 +5,11 @@ import io
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import timm.optim
 import torch
+import transformers
 from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
@@ -525,3 +527,75 @@ def test_double_precision_is_kept(epoch):
     for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert not torch.equal(ours, ours.float().double())
+
+
+def test_a_rate_in_a_tensor_is_scaled_once_in_each_group():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model, lr=torch.tensor(0.1)), **MASK)
+    for group in binmask.param_groups:
+        group["lr"] *= 0.5
+    assert [float(group["lr"]) for group in binmask.param_groups] == pytest.approx([0.05, 0.05])
+
+
+@pytest.mark.parametrize("make", [transformers.Adafactor, timm.optim.Adafactor], ids=["transformers", "timm"])
+def test_an_optimizer_may_have_no_learning_rate(make):
+    """Theirs follows from the number of the step."""
+    model = network()
+    binmask = binmask_dist.patch(model, make(model.parameters()), **MASK)
+    assert {group["lr"] for group in binmask.param_groups} == {None}
+    train(model, binmask, 25)
+    assert 0 < binmask.sparsity() < 1
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = network()
+    binmask = binmask_dist.patch(model, sgd(model), **(MASK | dict(lam=np.float32(1e-3), epochs=np.int64(4))))
+    binmask.set_epoch(np.int64(2))
+    group = binmask.masked_groups[0]
+    assert (type(group["lam"]), type(group["epochs"]), type(group["epoch"])) == (float, int, int)
+
+
+def test_the_state_of_other_targets_is_refused():
+    first, second = network(), network()
+    saved = binmask_dist.patch(first, sgd(first), targets=["0"], **MASK)
+    train(first, saved, 25)
+    binmask = binmask_dist.patch(second, sgd(second), targets=["2"], **MASK)
+    before = copy.deepcopy(binmask.param_groups)
+    with pytest.raises(ValueError, match=r"other targets or of another model: they differ in '0\.weight'; patch with"):
+        binmask.load_state_dict(saved.state_dict())
+    assert [group["param_names"] for group in binmask.param_groups] == [group["param_names"] for group in before]
+
+
+def test_a_group_that_is_added_later_gets_the_names_of_the_model():
+    model = network()
+    model[2].requires_grad_(False)
+    binmask = binmask_dist.patch(model, sgd(model[0]), **MASK)
+    binmask.add_param_group({"params": model[2].requires_grad_(True).parameters(), "lr": 0.01})
+    binmask.add_param_group({"params": nn.Parameter(torch.ones(2))})
+    assert [group["param_names"] for group in binmask.param_groups[-2:]] == [
+        ["2.weight", "2.bias"],
+        ["not_in_model.3.0"],
+    ]
+    train(model, binmask, 15)
+    assert list(binmask.layer_sparsity()) == ["0.weight"]
+
+
+def test_a_compiled_training_step_may_hold_the_masks_step():
+    torch.compiler.reset()
+    (model, binmask), (expected, _) = trained(steps=0), trained()
+    step = torch.compile(lambda: binmask.step(), backend="eager")
+    for number in range(25):
+        binmask.set_epoch(min(number // 10, 3))
+        backward(model, number)
+        step()
+        binmask.zero_grad()
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
+def test_a_model_that_is_wrapped_already_has_its_own_names(wrap):
+    model = network()
+    wrapped = wrap(model)
+    binmask = binmask_dist.patch(wrapped, sgd(wrapped), targets=["0"], **MASK)
+    assert list(binmask.plan.masked) == ["0.weight"]
+    assert binmask.model is model

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from binmask_dist.method.wrapper import MaskedOptimizer
+from binmask_dist.method.wrapper import MaskedOptimizer, innermost
 
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP)
@@ -36,6 +36,16 @@ class BinMaskAccelerator(Accelerator):
             if isinstance(given, MaskedOptimizer):
                 check_in_charge(given, result)
         return prepared
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: int = 2) -> Any:
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            clips_at = self.state.deepspeed_plugin.deepspeed_config["gradient_clipping"]
+            if float(max_norm) != float(clips_at):
+                raise ValueError(
+                    f"DeepSpeed clips by itself, before this call: set gradient_clipping to {max_norm} in its config "
+                    f"(now {clips_at}; 0 is none)"
+                )
+        return super().clip_grad_norm_(parameters, max_norm, norm_type)
 
 
 def make_accelerator(engine: str = "auto", *, mixed_precision: str | None = None, **kwargs: Any) -> Accelerator:
@@ -90,14 +100,12 @@ def engine_from_environment() -> str:
 
 def check_in_charge(binmask: MaskedOptimizer, prepared: Any) -> None:
     """Raise unless the optimizer that an engine wrapped or made is, at its core, this one."""
-    while prepared is not binmask:
-        inner = getattr(prepared, "optimizer", None)
-        if inner is None:
-            raise RuntimeError(
-                f"the engine replaced BinMask by {type(prepared).__name__}; with optimizer offload set "
-                "zero_force_ds_cpu_optimizer to false in the DeepSpeed config"
-            )
-        prepared = inner
+    inside = innermost(prepared)
+    if inside is not binmask:
+        raise RuntimeError(
+            f"the engine replaced BinMask by {type(inside).__name__}; with optimizer offload set "
+            "zero_force_ds_cpu_optimizer to false in the DeepSpeed config"
+        )
 
 
 def check_deepspeed_config(config: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from binmask_dist.engines.json_values import from_json, to_json
 from binmask_dist.files import write_atomically
 from binmask_dist.method import readout
 from binmask_dist.method.layout import Fragment, Placement, local_part, placements, reshard
-from binmask_dist.method.wrapper import MaskedOptimizer
+from binmask_dist.method.wrapper import MaskedOptimizer, innermost
 
 # what describes the process and not the training: the next one may run on other engines, which clip in their own way,
 # and on other devices
@@ -45,7 +45,7 @@ SHAPE_DEPENDENT = ("Adafactor", "Muon")
 
 def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: dict[str, Any] | None = None) -> None:
     """Write model and optimizer, masks included. `extra` is kept in the JSON and returned by `load_checkpoint`."""
-    folder = Path(folder)
+    folder, binmask = Path(folder), _masked(binmask)
     where = placements(binmask.param_groups, binmask.model)
     entries = _agree_on_entries(binmask, where)
     inner = type(binmask.inner).__name__
@@ -80,7 +80,7 @@ def save_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer, extra: 
 
 def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote into a model and optimizer made the same way. Returns `extra`."""
-    folder = Path(folder)
+    folder, binmask = Path(folder), _masked(binmask)
     where = placements(binmask.param_groups, binmask.model)
     error: str | None = None
     index: dict[str, Any] = {}
@@ -100,6 +100,13 @@ def load_checkpoint(folder: str | os.PathLike, binmask: MaskedOptimizer) -> dict
         device = next(param.device for param in group["params"]) if group["params"] else torch.device("cpu")
         group.update({key: from_json(value, device) for key, value in saved["settings"].items()})
     return index["extra"]
+
+
+def _masked(optimizer: Any) -> MaskedOptimizer:
+    inside = innermost(optimizer)
+    if not isinstance(inside, MaskedOptimizer):
+        raise TypeError(f"give what patch returned, or what prepare made of it, not {type(optimizer).__name__}")
+    return inside
 
 
 # -- writing
@@ -130,7 +137,7 @@ def _describe(binmask: MaskedOptimizer, place: Placement) -> dict[str, Any]:
         if key == "flips":
             continue
         if not isinstance(value, Tensor) or value.ndim == 0:
-            described[key] = {"value": to_json(value)}
+            described[key] = {"value": _json_of(inner, key, value)}
         elif isinstance(place, Fragment) and (value.shape != place.holder.shape or inner in SHAPE_DEPENDENT):
             raise CheckpointError(
                 f"{inner} keeps state that depends on a weight's shape, which ZeRO's flat partitions turn into "
@@ -210,8 +217,11 @@ def _check_fits(
     wanted = {f"param:{name}": list(place.shape) for name, place in where.items()}
     for name, keys in index["entries"].items():
         wanted.update({f"{key}:{name}": stored.shape(f"{key}:{name}") for key in keys})
-    for section in ("flips", "extra"):
-        index[section]  # a KeyError is told as damage
+        ours_alone = set(keys) & set(binmask.state_keys)
+        wanted.update({f"{key}:{name}": list(where[name].shape) for key in ours_alone})
+    index["extra"]  # is there, or a KeyError
+    if len(index["flips"]) != 2 or not all(type(count) is int for count in index["flips"]):
+        raise CheckpointError(f"the checkpoint's flips are {index['flips']}, not two whole numbers; it is damaged")
     for values in (*index["scalars"].values(), *(group["settings"] for group in index["groups"])):
         for value in values.values():
             from_json(value, torch.device("cpu"))
@@ -341,16 +351,18 @@ def _load_flips(flips: list[int], binmask: MaskedOptimizer) -> None:
 
 
 def _settings(inner: str, group: dict[str, Any]) -> dict[str, Any]:
-    settings = {key: to_json(value) for key, value in group.items() if key not in NOT_SETTINGS}
-    for key, value in settings.items():
-        try:
-            json.dumps(value)
-        except TypeError:
-            raise CheckpointError(
-                f"{inner} keeps {key!r} in its groups, a {type(value).__name__} that JSON cannot hold; "
-                "use accelerator.save_state"
-            ) from None
-    return settings
+    return {key: _json_of(inner, key, value) for key, value in group.items() if key not in NOT_SETTINGS}
+
+
+def _json_of(inner: str, key: str, value: Any) -> Any:
+    as_json = to_json(value)
+    try:
+        json.dumps(as_json)
+    except TypeError:
+        raise CheckpointError(
+            f"{inner} keeps {key!r}, a {type(value).__name__} that JSON cannot hold; use accelerator.save_state"
+        ) from None
+    return as_json
 
 
 def _scalars(entries: dict[str, Any]) -> dict[str, Any]:

@@ -125,15 +125,22 @@ def shard_groups(tensor: Tensor) -> tuple[Any, ...]:
     if not isinstance(tensor, DTensor):
         return ()
     mesh = tensor.device_mesh
-    return tuple(mesh.get_group(i) for i, place in enumerate(tensor.placements) if place.is_shard())
+    return tuple(mesh.get_group(i) for i, place in enumerate(tensor.placements) if not place.is_replicate())
 
 
 def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
     """Give `local`, which differs between ranks where `tensor` is sharded, that sharding: DCP then saves each."""
     if not isinstance(tensor, DTensor):
         return local
-    places = [Shard(0) if place.is_shard() else place for place in tensor.placements]
+    # not is_shard: what FSDP2 makes of a tensor that tensor parallelism has cut up already is none
+    places = [place if place.is_replicate() else Shard(0) for place in tensor.placements]
     return DTensor.from_local(local, tensor.device_mesh, places, run_check=False)
+
+
+def parameter_names(model: nn.Module | None, params: Sequence[Tensor], group: int) -> list[str]:
+    """The model's names of the parameters of a group; names of our own for those that are not in it."""
+    names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
+    return [names.get(id(param), f"{NOT_IN_MODEL}{group}.{place}") for place, param in enumerate(params)]
 
 
 def placements(param_groups: Sequence[dict], model: Any) -> dict[str, Placement]:

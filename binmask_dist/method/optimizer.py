@@ -28,6 +28,7 @@ from torch import Tensor
 
 from binmask_dist.method import algorithm, readout, settling
 from binmask_dist.method.gradients import gradient_norm, scale
+from binmask_dist.method.layout import runs_under_zero
 from binmask_dist.method.state import MASK_KEYS, InputStep, MaskedStep, Step, WarmupStep, all_on, make_state
 from binmask_dist.method.updates import known_update
 from binmask_dist.method.wrapper import MaskedOptimizer
@@ -134,11 +135,13 @@ class BinMask(MaskedOptimizer):
     def _only_makes_state(self) -> bool:
         """Whether DCP asks for state to be created: a step with no state, lr 0 and gradients that are zero.
 
-        It cannot know of the latents' own rate, at which they would move.
+        It cannot know of the latents' own rate, at which they would move. Nor does it know of ZeRO, whose ranks each
+        see gradients of their own.
         """
         return (
             not any(self.state.get(param) for param in self.params_with_grad())
-            and all(float(group.get("lr", 1.0)) == 0.0 for group in self.param_groups)
+            and all(group.get("lr") is not None and float(group["lr"]) == 0.0 for group in self.param_groups)
+            and not runs_under_zero(self.param_groups, self.model)
             and gradient_norm(self.param_groups, self.state, of_masked=False) == 0.0  # on all ranks alike
         )
 

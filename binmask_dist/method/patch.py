@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from binmask_dist.method import graphs
-from binmask_dist.method.layout import NOT_IN_MODEL
+from binmask_dist.method.layout import parameter_names
 from binmask_dist.method.optimizer import BinMask
 from binmask_dist.method.targets import Plan, make_plan
 
@@ -41,8 +43,9 @@ def patch(
 ) -> BinMask:
     """Train `model` with BinMask: give the result to `accelerator.prepare` in place of `optimizer`.
 
-    Masked weights get groups of their own, which carry the masks' hyper-parameters. Call before `prepare`, and make
-    learning-rate schedulers afterwards, from what this returns.
+    Masked weights get groups of their own, which carry the masks' hyper-parameters: to change lam or the rate during
+    training set `lam` or `mask_lr_initial` in `masked_groups`. Call before `prepare`, and make learning-rate schedulers
+    afterwards, from what this returns.
 
     lam            penalty for each weight that is on
     epochs         E of Algorithm 1: how many epochs training will take
@@ -62,6 +65,7 @@ def patch(
     compile        compile the step, and with it the update of torch's SGD, Adam and AdamW; by default if there are
                    enough weights to be worth it
     """
+    model = _unwrapped(model)
     _check_optimizer(model, optimizer)
     _check(lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
@@ -79,17 +83,17 @@ def patch(
         compile = masked_elements >= WORTH_COMPILING
     hyper_parameters = {
         "masked": True,
-        "lam": lam,
-        "epochs": epochs,
-        "alpha0": alpha0,
-        "alpha1": alpha1,
-        "mask_lr": mask_lr,
-        "mask_lr_initial": mask_lr,
-        "mask_lr_final": mask_lr_final,
-        "warmup": warmup,
-        "mask_betas": tuple(mask_betas),
-        "mask_eps": mask_eps,
-        "max_grad_norm": max_grad_norm,
+        "lam": float(lam),
+        "epochs": int(epochs),
+        "alpha0": float(alpha0),
+        "alpha1": float(alpha1),
+        "mask_lr": float(mask_lr),
+        "mask_lr_initial": float(mask_lr),
+        "mask_lr_final": float(mask_lr_final),
+        "warmup": float(warmup),
+        "mask_betas": tuple(map(float, mask_betas)),
+        "mask_eps": float(mask_eps),
+        "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
         "check_finite": check_finite,
         "from_zeros": from_zeros,
         "compile": compile and not graphs.compilation_is_off(),
@@ -100,7 +104,13 @@ def patch(
         "grad_norm": None,
     }
     # fixed: U leaves W at one
-    of_inputs = {**hyper_parameters, "lam": input_lam, "alpha0": input_alpha0, "fixed": True, "gamma": GAMMA}
+    of_inputs = {
+        **hyper_parameters,
+        "lam": float(input_lam),
+        "alpha0": float(input_alpha0),
+        "fixed": True,
+        "gamma": GAMMA,
+    }
     _split_groups(model, optimizer, plan, hyper_parameters, of_inputs)
     return BinMask(optimizer, plan, model)
 
@@ -113,21 +123,30 @@ def _split_groups(
     of_inputs: dict[str, Any],
 ) -> None:
     """Part every group into its unmasked weights, its masked ones and its input masks, with names."""
-    names = {id(param): name for name, param in model.named_parameters()}
     kinds = {id(param): "input" if name in plan.inputs else "masked" for name, param in plan.masked.items()}
     extras: dict[str, dict[str, Any]] = {"unmasked": {}, "masked": hyper_parameters, "input": of_inputs}
     groups = []
     for index, group in enumerate(optimizer.param_groups):
-        named = [
-            (names.get(id(param), f"{NOT_IN_MODEL}{index}.{place}"), param)
-            for place, param in enumerate(group["params"])
-        ]
+        named = list(zip(parameter_names(model, group["params"], index), group["params"], strict=True))
         for kind, extra in extras.items():
             part = [(name, param) for name, param in named if kinds.get(id(param), "unmasked") == kind]
             if part:
                 part_names, params = (list(column) for column in zip(*part, strict=True))
-                groups.append({**group, "params": params, "param_names": part_names, **extra})
+                # a learning rate in a tensor is scaled in place by schedulers, in each group of its own
+                own = {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
+                groups.append({**own, "params": params, "param_names": part_names, **extra})
     optimizer.param_groups = groups
+
+
+def _unwrapped(model: Any) -> Any:
+    """What DDP or torch.compile is around: parameters go by the model's own names."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(model, torch._dynamo.OptimizedModule):
+            model = model._orig_mod
+        else:
+            return model
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
@@ -157,12 +176,15 @@ def _check_optimizer(model: Any, optimizer: Any) -> None:
             "own; patch the one inside, or use it alone"
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ValueError("patch changes the optimizer's groups; make the learning-rate scheduler after patch")
+        raise ValueError(
+            "patch changes the optimizer's groups; make the learning-rate scheduler after patch (if there is none, and "
+            "initial_lr came with a state that was loaded, remove it from the groups)"
+        )
 
 
 def _check(*, lam: Any, epochs: Any, alpha0: float, alpha1: float, warmup: float, max_grad_norm: float | None) -> None:
     _check_penalty("lam", lam)
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+    if isinstance(epochs, bool) or not isinstance(epochs, Integral) or epochs < 1:
         raise ValueError(f"epochs must be a whole number, 1 or more, not {epochs!r}")
     if not (_is_number(alpha1) and alpha1 > 0):
         raise ValueError(f"alpha1 must be positive, not {alpha1!r}")
@@ -197,4 +219,4 @@ def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, 
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

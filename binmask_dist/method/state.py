@@ -180,10 +180,10 @@ class MaskedStep(Step):
             self._count(flips)
 
     def after_inner(self) -> None:
-        self._give_gradients_back()
         exchanged, self.exchanged = self.exchanged, ()
         self._exchange(exchanged)
         self._multiply(exchanged)
+        self._give_gradients_back()
 
     def _one_pass(self, rows: list[tuple[Tensor, ...]]) -> list[Tensor | None]:
         """Do U and the product as well, if that can be compiled.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from binmask_dist.method import algorithm, readout
 from binmask_dist.method.gradients import gradient_norm
-from binmask_dist.method.layout import runs_under_zero
+from binmask_dist.method.layout import parameter_names, runs_under_zero
 from binmask_dist.method.targets import Plan
 
 _in_a_step: ContextVar[bool] = ContextVar("in_a_step", default=False)
@@ -91,6 +92,11 @@ class MaskedOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if "param_names" not in param_group and all(isinstance(param, Tensor) for param in params):
+            names = parameter_names(self.model, params, len(self.param_groups))
+            param_group = {**param_group, "params": params, "param_names": names}
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,6 +109,12 @@ class MaskedOptimizer(Optimizer):
                 "this state was not saved with these masks: its groups are masked in other places, or not at all; "
                 "load it into the optimizer before patch"
             )
+        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
+            if different := set(group["param_names"]) ^ set(saved_group.get("param_names", group["param_names"])):
+                raise ValueError(
+                    "this state was saved with other targets or of another model: they differ in "
+                    f"{min(different)!r}; patch with the same targets before loading it"
+                )
         self.inner.load_state_dict(state_dict)
         # torch has cast every state tensor to the parameter's dtype, and bf16 latents would not move. Under DCP
         # ids are names, so parameters are matched by their place in the groups.
@@ -125,10 +137,10 @@ class MaskedOptimizer(Optimizer):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the masks' learning rate, and whether they learn at all, from the number of the epoch alone."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
             raise ValueError(f"epoch must be a whole number from 0, not {epoch!r}")
         for group in self.masked_groups:
-            group["epoch"] = epoch
+            group["epoch"] = int(epoch)
             group["learning"] = epoch >= algorithm.warmup_epochs(group["warmup"], group["epochs"])
             if group["learning"]:
                 group["mask_lr"] = self.mask_rate(epoch, group)
@@ -162,6 +174,7 @@ class MaskedOptimizer(Optimizer):
         for group in self.masked_groups:
             group["frozen"] = False
 
+    @torch.compiler.disable  # it has graphs of its own
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -255,6 +268,13 @@ class MaskedOptimizer(Optimizer):
     def check_sync(self) -> None:
         """Raise, naming the parameter and the ranks, if ranks that should agree do not."""
         readout.check_sync(self)
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside what Accelerate and DeepSpeed have put around it: a MaskedOptimizer, if there is one."""
+    while not isinstance(optimizer, MaskedOptimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _refuse_to_step_alone(optimizer: Optimizer, *arguments: Any) -> None:

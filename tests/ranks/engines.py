@@ -213,7 +213,10 @@ def exports(folder: Path) -> dict:
         zeros = sum(int((tensors[name] == 0).sum()) for name in binmask.plan.masked)
         total = sum(tensors[name].numel() for name in binmask.plan.masked)
         clips_by_itself = model.gradient_clipping() if engine.startswith("zero") else 0.0
-        results[engine] = dict(from_file=zeros / total, live=binmask.sparsity(), clips_by_itself=clips_by_itself)
+        asked = [_error(accelerator.clip_grad_norm_, model.parameters(), limit) for limit in (0, 1)]
+        results[engine] = dict(
+            from_file=zeros / total, live=binmask.sparsity(), clips_by_itself=clips_by_itself, asked_to_clip=asked
+        )
     return results
 
 
@@ -340,10 +343,10 @@ def faults(_: Path) -> dict:
     return results
 
 
-def _error(call) -> str:
+def _error(call, *arguments) -> str:
     try:
-        call()
-    except RuntimeError as error:
+        call(*arguments)
+    except (RuntimeError, ValueError) as error:
         return str(error)
     return ""
 

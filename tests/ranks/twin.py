@@ -43,6 +43,7 @@ class Twin:
                 grad_b = g * self.weight(name) + MASK["lam"] * masks[name]
                 moved = self.adam[name](self.latents[name], grad_b, learning[0]["mask_lr"])
                 self.latents[name] = moved.clamp(-1, 1)
+        self.optimizer.param_groups[0]["lr"] = called[0]["lr"]
         self.optimizer.step()
         self.optimizer.zero_grad()  # under ZeRO a call is about one group: the others must not move
 

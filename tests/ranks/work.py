@@ -27,10 +27,13 @@ class Case:
     precision: str = "no"
     accumulation: int = 1
     max_norm: float | None = None
+    # masks learn from the first step on, the learning rate starts at zero, and so does the head: then some weights have
+    # no gradient at first, and under ZeRO-1 and 2 those of a rank may be just these
+    from_rest: bool = False
 
     def __str__(self) -> str:
         parts = [self.engine, "bf16" if self.precision == "bf16" else "fp32", f"accumulate{self.accumulation}"]
-        return "-".join(parts + (["clip"] if self.max_norm else []))
+        return "-".join(parts + (["clip"] if self.max_norm else []) + (["from-rest"] if self.from_rest else []))
 
 
 CASES = [
@@ -39,7 +42,7 @@ CASES = [
     for precision in ("no", "bf16")
     for accumulation in (1, 4)
     for max_norm in (None, 0.2)
-]
+] + [Case(engine, from_rest=True) for engine in ENGINES]
 
 
 class Network(nn.Module):
@@ -75,12 +78,19 @@ def make_optimizer(model):
 
 def build(case: Case, compile: bool = False):
     model = Network()
+    settings = MASK | (dict(warmup=0.0, mask_lr=2e-2) if case.from_rest else {})
+    if case.from_rest:
+        nn.init.zeros_(model.fourth.weight)
+        nn.init.zeros_(model.last.weight)
     limit = None if case.engine.startswith("zero") else case.max_norm  # ZeRO has a clipping of its own
-    return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, compile=compile, **MASK)
+    return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, compile=compile, **settings)
 
 
-def epoch_of(step: int) -> int:
-    return step * MASK["epochs"] // STEPS
+def begin_step(case: Case, binmask, step: int) -> None:
+    binmask.set_epoch(step * MASK["epochs"] // STEPS)
+    if case.from_rest:
+        for group in binmask.param_groups:
+            group["lr"] = 0.1 * min(1.0, step / 5)
 
 
 def single_process(case: Case, stop: int = STEPS):
@@ -93,7 +103,7 @@ def single_process(case: Case, stop: int = STEPS):
 def continue_single_process(case: Case, model, binmask, start: int = 0, stop: int = STEPS) -> None:
     x, y = make_data(STEPS, case.accumulation)
     for step in range(start, stop):
-        binmask.set_epoch(epoch_of(step))
+        begin_step(case, binmask, step)
         for micro in range(case.accumulation):
             for rank in range(WORLD):
                 loss = F.mse_loss(model(x[step, micro, rank]), y[step, micro, rank])
@@ -130,7 +140,7 @@ def train(case: Case, accelerator, model, optimizer, binmask, start=0, stop=STEP
     x, y = make_data(STEPS, case.accumulation)
     rank = accelerator.process_index
     for step in range(start, stop):
-        binmask.set_epoch(epoch_of(step))
+        begin_step(case, binmask, step)
         for micro in range(case.accumulation):
             with accelerator.accumulate(model):
                 output = model(x[step, micro, rank].to(_input_dtype(case)))
