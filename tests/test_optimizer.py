@@ -200,6 +200,9 @@ def test_an_average_of_the_model_is_masked_again():
         assert not average.module.get_parameter(name)[~mask].any()
     with pytest.raises(ValueError, match=r"has no parameter '0\.weight'"):
         binmask.apply_masks_(nn.Linear(2, 2))
+    average.module.get_parameter("0.weight").data = torch.empty(0)
+    with pytest.raises(ValueError, match=r"'0\.weight' has shape \(0,\) and not .*under ZeRO-3 the model itself"):
+        binmask.apply_masks_(average)
 
 
 def test_a_model_may_have_the_names_that_wrappers_have():
