@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_two_ranks, work
+from ranks import averages, run_two_ranks, work
 from ranks.work import CASES, ENGINES, MIDDLE, Case
 
 import binmask_dist
+from binmask_dist.training.averaging import Average
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     _, binmask = work.single_process(Case("ddp"), stop=MIDDLE)
     binmask_dist.save_checkpoint(folder / "single", binmask, extra={"step": MIDDLE})
+    _, _, average = averages.single_process(MIDDLE)
+    average.save(folder / "average-single", work.make_accelerator(Case("single")))
     run_two_ranks("engines.py", folder)
     return folder
 
@@ -82,6 +85,57 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_process(folder, source):
     _, expected = work.single_process(Case("ddp"))
     for name, mask in expected.masks().items():
         assert torch.equal(mask, binmask.masks()[name])
+
+
+@pytest.mark.parametrize("case", averages.CASES)
+def test_an_average_takes_the_place_of_the_weights_and_leaves_it(folder, case):
+    result = results(folder, "averages")[case]
+    assert result["wrong_inside"] == result["nonzero_where_masked"] == result["changed_outside"] == []
+    assert result["masked_by_us"] > 100
+    assert result["output_moved"] > 0.1 > 0.01 > result["output_error"]
+    assert result["output_as_before"]
+    assert result["saved"] == 11
+    assert result["wrong_in_file"] == []
+    if "bf16" not in case:
+        assert result["error"] < 1e-6
+        assert result["masks_differ"] == 0
+
+
+@pytest.mark.parametrize("case", [case for case in averages.CASES if "zero3" in case])
+def test_what_zero3_keeps_gathered_is_the_average_too(folder, case):
+    result = results(folder, "averages")[case]
+    assert 0 < len(result["persisted"]) < 11
+    for gathered in result["gathered"]:
+        assert set(result["persisted"]) <= gathered.keys()
+        assert all(gathered.values())
+    assert (
+        "'first.weight' has shape (0,) and not (61, 12); give a copy of the same model (under ZeRO-3" in result["copy"]
+    )
+
+
+@pytest.mark.parametrize("case", averages.CASES)
+def test_a_saved_average_goes_on_bit_for_bit(folder, case):
+    result = results(folder, "averages")[case]
+    assert result["differs_when_loaded"] == result["differs_when_resumed"] == []
+    if "bf16" not in case:
+        assert result["reads_one_process"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_average_of_two_ranks_loads_on_one_process(folder, engine):
+    """With the checkpoint that it lies in."""
+    model, binmask = work.build_frozen()
+    average = Average(model, averages.DECAY)
+    binmask_dist.load_checkpoint(folder / f"average-{engine}", binmask)
+    average.load(folder / f"average-{engine}")
+    _, single, expected = averages.single_process(MIDDLE)
+    for name, mask in single.masks().items():
+        assert torch.equal(mask, binmask.masks()[name])
+    for name, value in expected.averages.items():
+        torch.testing.assert_close(average.averages[name], value, rtol=0, atol=1e-6)
+    with average.applied(model, binmask):
+        for name, mask in binmask.masks().items():
+            assert not model.get_parameter(name)[~mask].any()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

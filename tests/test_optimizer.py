@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import binmask_dist
 from binmask_dist.method import graphs, joining
+from binmask_dist.method.layout import in_model
 
 MASK = dict(lam=1e-3, epochs=4, mask_lr=0.1, mask_lr_final=1e-2, warmup=0.25)
 
@@ -202,6 +203,19 @@ def test_an_average_of_the_model_is_masked_again():
         assert not average.module.get_parameter(name)[~mask].any()
     with pytest.raises(ValueError, match=r"has no parameter '0\.weight'"):
         binmask.apply_masks_(nn.Linear(2, 2))
+    average.module.get_parameter("0.weight").data = torch.empty(0)
+    with pytest.raises(ValueError, match=r"'0\.weight' has shape \(0,\) and not .*under ZeRO-3 the model itself"):
+        binmask.apply_masks_(average)
+
+
+def test_what_only_deepspeed_can_read_is_refused():
+    """Weights that ZeRO-3 offloads to NVMe, or quantizes: as its attributes tell of them."""
+    for part, place in ((torch.empty(1), "nvme"), (torch.empty(4, dtype=torch.int8), None)):
+        param = nn.Linear(2, 2).weight
+        param.ds_tensor = part
+        param.ds_tensor.final_location = place
+        with pytest.raises(ValueError, match=r"ZeRO-3 keeps 'x' on NVMe or quantized.*offload parameters to the CPU"):
+            in_model("x", param)
 
 
 def test_a_model_may_have_the_names_that_wrappers_have():

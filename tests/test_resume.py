@@ -145,11 +145,11 @@ def test_a_mean_is_over_the_steps_it_was_summed_over(tmp_path: Path) -> None:
 
 
 def test_another_engine_and_number_of_processes_go_on(tmp_path: Path) -> None:
-    """What was saved under ZeRO-2 on two processes goes on in one, with an average, too."""
+    """What was saved under ZeRO-3 on two processes goes on in one, with an average, too."""
     values = {**SHORT, "ema_decay": 0.9, "clip": 1.0}
     arguments = options(run_root=tmp_path, name="moving", **values)
     folder = tmp_path / "moving"
-    process = start(*arguments, config="zero2")
+    process = start(*arguments, config="zero3")
     wait_for(lambda: (folder / "metrics.jsonl").exists() and records(folder, "epoch"), process)
     process.terminate()  # the launcher, which tells its processes
     _, err = process.communicate(timeout=90)

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from binmask_dist.packed_masks import load_masks
+
 COMMON = dict(
     epochs=4, warmup=0.25, lam=3e-4, mask_lr=0.06, mask_lr_final=0.02, optimizer="AdamW", lr=1e-2, trackers=[]
 )
@@ -35,7 +37,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kind.from_config(AutoConfig.from_pretrained(path)).save_pretrained(path)
     reviews, book = tiny_texts.write_reviews(folder / "reviews.jsonl"), tiny_texts.write_book(folder / "book.txt")
     tasks = [
-        dict(task="text", model=str(bert), pretrained=True, dataset=str(reviews), input_columns=["text"], batch_size=8),
+        dict(
+            task="text",
+            model=str(bert),
+            pretrained=True,
+            dataset=str(reviews),
+            input_columns=["text"],
+            batch_size=8,
+            ema_decay=0.8,
+        ),
         dict(task="lm", model=str(gpt2), pretrained=True, dataset=str(book), max_length=8, batch_size=4),
         dict(task="tabular", model="mlp_tanh", dataset=str(table), batch_size=64),
     ]
@@ -58,3 +68,4 @@ def test_tasks_are_trained_as_by_one_process(folder: Path, task: str, engine: st
     assert result(ours)["test_examples"] == result(alone)["test_examples"]
     saved, expected = (load_file(path / "model" / "model.safetensors") for path in (ours, alone))
     assert {name: tensor.shape for name, tensor in saved.items()} == {n: t.shape for n, t in expected.items()}
+    assert all(not saved[name][~mask].any() for name, mask in load_masks(ours / "masks.safetensors").items())

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from binmask_dist.engines.checkpoint_files import (
     FORMAT,
@@ -33,7 +33,7 @@ from binmask_dist.engines.checkpoint_files import (
 from binmask_dist.engines.json_values import from_json, to_json
 from binmask_dist.files import write_atomically
 from binmask_dist.method import readout
-from binmask_dist.method.layout import Fragment, Placement, local_part, placements, reshard
+from binmask_dist.method.layout import Fragment, Placement, in_model, local_part, placements, reshard
 from binmask_dist.method.wrapper import MaskedOptimizer, innermost
 
 # what describes the process and not the training: the next one may run on other engines, which clip in their own way,
@@ -164,7 +164,8 @@ def _whole_tensors(
             elif "dtype" in entry:
                 yield f"{key}:{name}", _gather(place, state.get(key), entry["dtype"])
     for name, tensor in _outside_the_optimizer(binmask, where):
-        yield f"outside:{name}", _whole(tensor)
+        place = in_model(name, tensor)
+        yield f"outside:{name}", _gather(place, place.holder.detach(), tensor.dtype)
 
 
 def _gather(place: Placement, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -179,17 +180,6 @@ def _outside_the_optimizer(binmask: MaskedOptimizer, where: dict[str, Placement]
     for name, tensor in (*binmask.model.named_parameters(), *binmask.model.named_buffers()):
         if name not in where and name in saved:
             yield name, tensor
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, DTensor):
-        tensor = tensor.full_tensor()
-    elif hasattr(tensor, "ds_tensor"):
-        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-
-        with GatheredParameters([tensor]):
-            return tensor.detach().cpu().clone()
-    return tensor.detach().cpu().contiguous()
 
 
 # -- reading
@@ -251,33 +241,11 @@ def _load_model(stored: StoredTensors, binmask: MaskedOptimizer, where: dict[str
     for name, place in where.items():
         full = stored[f"param:{name}"]
         if place.holder is not None:
-            place.local(place.holder.detach()).copy_(place.cut(full.to(place.holder.device)))
-        if isinstance(place, Fragment):
-            _set_zero_parameter(place.param, full)
+            place.put(full)
+        if isinstance(place, Fragment):  # the model's own copy, which ZeRO refreshes only at the next step
+            in_model(name, place.param).put(full)
     for name, tensor in _outside_the_optimizer(binmask, where):
-        _set_outside(tensor, stored[f"outside:{name}"])
-
-
-def _set_outside(tensor: Any, full: Tensor) -> None:
-    if isinstance(tensor, DTensor):
-        cut = distribute_tensor(full.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
-        tensor.to_local().copy_(cut.to_local())
-    elif hasattr(tensor, "ds_tensor"):
-        _set_zero_parameter(tensor, full)
-    else:
-        tensor.copy_(full)
-
-
-def _set_zero_parameter(param: Any, full: Tensor) -> None:
-    """The model's own copy, which ZeRO refreshes from the optimizer's only at the next step."""
-    if not hasattr(param, "ds_tensor"):
-        param.data.copy_(full)
-        return
-    size = param.ds_tensor.numel()
-    flat = full.reshape(-1)[dist.get_rank(param.ds_process_group) * size :][:size]
-    param.ds_tensor.data[: len(flat)].copy_(flat)
-    if param.ds_status.name == "AVAILABLE":  # gathered at the moment: small ones always are
-        param.data.copy_(full)
+        in_model(name, tensor).put(stored[f"outside:{name}"])
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Where a parameter's elements lie: whole on every rank, in a DTensor (FSDP2), or in ZeRO's flat partitions.
 
 The optimizer's step does not care: it is element-wise. Counting, gathering and checkpoints do. A `Placement` answers
-for one parameter: which of the optimizer's tensors (the `holder`) has its elements here, which part of that is real
-and not padding, and how the ranks' parts become one tensor.
+for one parameter: which tensor (the `holder`) has its elements here, which part of that is real and not padding, and
+how the ranks' parts become one tensor. `placements` tells it of the optimizer's tensors, `in_model` of the model's own.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Placement:
     """A parameter that lies whole on every rank (one process, DDP)."""
 
     name: str
-    holder: Any  # the optimizer's tensor, key of its state; None: no element lies on this rank
+    holder: Any  # of the optimizer's tensors the key of its state; None: no element lies on this rank
 
     @property
     def shape(self) -> torch.Size:
@@ -51,6 +51,10 @@ class Placement:
     def cut(self, full: Tensor) -> Tensor:
         """This rank's part of a whole tensor: the inverse of `gather`."""
         return full
+
+    def put(self, full: Tensor) -> None:
+        """Write this rank's part of a whole tensor to the holder."""
+        self.local(self.holder.detach()).copy_(self.cut(full.to(self.holder.device)))
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ class Fragment(Placement):
         if local is not None:
             full.narrow(0, self.offset, self.length).copy_(local)
         # Every element is set on one rank only, so adding bit patterns moves them unchanged; adding
-        # floats would turn -0.0 into 0.0.
-        dist.all_reduce(full.view(torch.int32) if dtype.itemsize == 4 else full, group=self.group)
+        # floats would turn -0.0 into 0.0. Not every backend has integers of two bytes.
+        dist.all_reduce(full.view(torch.int32 if dtype.itemsize == 4 else torch.uint8), group=self.group)
         return full.view(self.shape)
 
     def cut(self, full: Tensor) -> Tensor:
@@ -157,11 +161,39 @@ def placements(param_groups: Sequence[dict], model: Any) -> dict[str, Placement]
     return found
 
 
+def in_model(name: str, tensor: Any) -> Placement:
+    """Placement of what the model computes with: a parameter, trained or frozen, or a buffer.
+
+    Its precision may be another than the optimizer's. `reshard` comes before writing there.
+    """
+    if isinstance(tensor, DTensor):
+        return Sharded(name, tensor)
+    if not hasattr(tensor, "ds_tensor"):
+        return Placement(name, tensor)
+    part = tensor.ds_tensor
+    if part.final_location == "nvme" or not part.is_floating_point():
+        raise ValueError(
+            f"ZeRO-3 keeps {name!r} on NVMe or quantized, where only DeepSpeed itself can read it; "
+            "offload parameters to the CPU, and leave zero_quantized_nontrainable_weights out"
+        )
+    offset, length = _part_under_zero3(tensor)
+    return Fragment(name, part, tensor, 0, offset, length, tensor.ds_process_group)
+
+
 def reshard(model: nn.Module) -> None:
-    """Drop what FSDP2 keeps gathered after a forward pass alone: it would hide what is written to the shards."""
+    """Drop what FSDP2 and ZeRO-3 keep gathered: it would hide what is written to the shards.
+
+    The next forward pass gathers it anew, what ZeRO-3 always keeps gathered (small parameters) included.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+    params: list[Any] = list(model.parameters())
+    zero = next((param._z3_optimizer for param in params if hasattr(param, "_z3_optimizer")), None)
+    if zero is not None:
+        zero.parameter_offload.partition_all_parameters()
+        for param in params:
+            param.ds_secondary_tensor = None  # ZeRO++'s copy within a host; DeepSpeed itself never drops a frozen one's
 
 
 def runs_under_zero(param_groups: Sequence[dict], model: nn.Module | None) -> bool:
@@ -175,11 +207,10 @@ def runs_under_zero(param_groups: Sequence[dict], model: nn.Module | None) -> bo
 
 
 def _fragment(name: str, param: Any, group: dict) -> Fragment:
-    if hasattr(param, "_z3_optimizer"):  # ZeRO-3: rank r has elements [r * n, (r + 1) * n), padded at the end
+    if hasattr(param, "_z3_optimizer"):
         zero = param._z3_optimizer
-        index, start, size = zero.grad_position[zero.get_param_id(param)]
-        offset = min(dist.get_rank(zero.dp_process_group) * size, param.ds_numel)
-        length = min(size, param.ds_numel - offset)
+        index, start, _ = zero.grad_position[zero.get_param_id(param)]
+        offset, length = _part_under_zero3(param)
         holder = zero.fp32_partitioned_groups_flat[index]
         return Fragment(name, holder, param, start, offset, length, zero.dp_process_group)
     mapping = param._hp_mapping
@@ -187,6 +218,13 @@ def _fragment(name: str, param: Any, group: dict) -> Fragment:
         return Fragment(name, None, param, 0, 0, 0, param._dp_group)
     here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
     return Fragment(name, group["params"][0], param, here.start, there.start, here.numel, param._dp_group)
+
+
+def _part_under_zero3(param: Any) -> tuple[int, int]:
+    """(offset, length): rank r has elements [r * n, (r + 1) * n) of the flattened parameter, padded at the end."""
+    size = param.ds_tensor.ds_numel
+    offset = min(dist.get_rank(param.ds_process_group) * size, param.ds_numel)
+    return offset, min(size, param.ds_numel - offset)
 
 
 def sum_over_ranks(values: dict[str, Tensor], where: dict[str, Placement]) -> dict[str, Tensor]:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist.method import graphs
-from binmask_dist.method.layout import Placement, local_part, placements, reshard, sum_over_ranks
+from binmask_dist.method.layout import Placement, in_model, local_part, placements, reshard, sum_over_ranks
 
 if TYPE_CHECKING:
     from binmask_dist.method.wrapper import MaskedOptimizer
@@ -110,11 +109,8 @@ def _count_between(values: Tensor, edges: Sequence[float]) -> Tensor:
 
 def masks(binmask: "MaskedOptimizer") -> dict[str, Tensor]:
     """Name -> bool tensor, whole, on every rank."""
-    gathered = {}
-    for name, place in placements(binmask.masked_groups, binmask.model).items():
-        keep = _local_keep(binmask, place)
-        gathered[name] = place.gather(None if keep is None else keep.to(torch.uint8), torch.uint8).bool()
-    return gathered
+    where = placements(binmask.masked_groups, binmask.model)
+    return {name: _whole_mask(binmask, place) for name, place in where.items()}
 
 
 def smoothed_masks(binmask: "MaskedOptimizer") -> dict[str, Tensor]:
@@ -128,6 +124,11 @@ def smoothed_masks(binmask: "MaskedOptimizer") -> dict[str, Tensor]:
             smoothed = place.local(torch.zeros_like(place.holder, dtype=torch.float32) if kept is None else kept)
         gathered[name] = place.gather(smoothed, torch.float32).detach().clone()
     return gathered
+
+
+def _whole_mask(binmask: "MaskedOptimizer", place: Placement) -> Tensor:
+    keep = _local_keep(binmask, place)
+    return place.gather(None if keep is None else keep.to(torch.uint8), torch.uint8).bool()
 
 
 def _local_keep(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None:
@@ -149,21 +150,26 @@ def _local_latent(binmask: "MaskedOptimizer", place: Placement) -> Tensor | None
 
 @torch.no_grad()
 def apply_masks_(binmask: "MaskedOptimizer", model: nn.Module) -> None:
-    """Mask another copy of the model, whatever wraps it."""
+    """Mask the model or a copy of it, whatever wraps it. No rank holds more than one whole mask at a time."""
     reshard(model)
     params = dict(model.named_parameters())
-    gathered = masks(binmask)
+    where = placements(binmask.masked_groups, binmask.model)
     # by their own names first: a model may itself have what wrappers put in front
-    while not gathered.keys() <= params.keys() and any(name.startswith(WRAPPERS) for name in params):
+    while not where.keys() <= params.keys() and any(name.startswith(WRAPPERS) for name in params):
         params = {_without_wrapper(name): param for name, param in params.items()}
-    missing = sorted(set(gathered) - set(params))
+    missing = sorted(set(where) - set(params))
     if missing:
         raise ValueError(f"the model has no parameter {missing[0]!r}, which is masked; give a copy of the same model")
-    for name, mask in gathered.items():
-        param = params[name]
-        if isinstance(param, DTensor):
-            mask = distribute_tensor(mask, param.device_mesh, param.placements, src_data_rank=None)
-        param.mul_(mask.to(param.device))
+    targets = {name: in_model(name, params[name]) for name in where}
+    for name, target in targets.items():
+        if target.shape != where[name].shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(target.shape)} and not {tuple(where[name].shape)}; give a copy of the same "
+                "model (under ZeRO-3 the model itself: parameters of a copy are empty)"
+            )
+    for name, target in targets.items():
+        mask = _whole_mask(binmask, where[name])
+        target.local(target.holder).mul_(target.cut(mask.to(target.holder.device)))
 
 
 def _without_wrapper(name: str) -> str:

@@ -262,7 +262,10 @@ class MaskedOptimizer(Optimizer):
         return readout.masks(self)
 
     def apply_masks_(self, model: nn.Module) -> None:
-        """Mask another copy of the model: an average of W * b over steps (EMA) is not sparse where masks flipped."""
+        """Mask a copy of the model: an average of W * b over steps (EMA) is not sparse where masks flipped.
+
+        Under ZeRO-3 the average has to be in the model itself: parameters of a copy are empty there.
+        """
         readout.apply_masks_(self, model)
 
     def check_sync(self) -> None:

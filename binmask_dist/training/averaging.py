@@ -9,53 +9,56 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from binmask_dist import CheckpointError, MaskedOptimizer
 from binmask_dist.files import replacing
-from binmask_dist.method.layout import reshard
-from binmask_dist.training.tasks.base import RunError
+from binmask_dist.method.layout import in_model, reshard
 
 FILE = "average.safetensors"
 
 
 class Average:
-    """average = decay * average + (1 - decay) * parameter after every step, in the parameters' own layout.
+    """average = decay * average + (1 - decay) * parameter after every step, of what lies on this rank.
 
     In fp32, whatever the parameters are: 1 - decay is lost beside one in bf16.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.params = dict(model.named_parameters())
-        if any(hasattr(param, "ds_tensor") for param in self.params.values()):
-            raise RunError("ema_decay cannot be had under ZeRO-3, which keeps no parameter; use zero2, fsdp2 or ddp")
-        self.averages = {name: param.detach().to(torch.float32, copy=True) for name, param in self.params.items()}
+        self.where = {name: in_model(name, param) for name, param in model.named_parameters()}
+        self.averages = {name: part.to(torch.float32, copy=True) for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, Tensor]:
+        """This rank's elements of the parameters themselves."""
+        return {name: place.local(place.holder.detach()) for name, place in self.where.items()}
 
     @torch.no_grad()
     def update(self) -> None:
-        params = [param.to(torch.float32) for param in self.params.values()]
-        torch._foreach_lerp_(list(self.averages.values()), params, 1 - self.decay)
+        parts = [part.to(torch.float32) for part in self._parts().values()]
+        torch._foreach_lerp_(list(self.averages.values()), parts, 1 - self.decay)
 
     @contextmanager
     def applied(self, model: nn.Module, binmask: MaskedOptimizer) -> Iterator[None]:
         """The model holds the average inside the block, with today's masks: an average alone is not sparse."""
-        kept = {name: param.detach().clone() for name, param in self.params.items()}
-        self._set(self.averages)
+        kept = {name: part.clone() for name, part in self._parts().items()}
+        self._set(self.averages, model)
         binmask.apply_masks_(model)
         try:
             yield
         finally:
-            self._set(kept)
-            reshard(model)
+            self._set(kept, model)
 
-    @torch.no_grad()
-    def _set(self, values: dict[str, Tensor]) -> None:
-        for name, param in self.params.items():
-            param.copy_(values[name])
+    def _set(self, values: dict[str, Tensor], model: nn.Module) -> None:
+        reshard(model)
+        for name, part in self._parts().items():
+            part.copy_(values[name])
 
     def save(self, folder: Path, accelerator: Accelerator) -> None:
-        whole = {name: _whole(value) for name, value in self.averages.items()}
+        whole = {}
+        for name, place in self.where.items():
+            full = place.gather(self.averages[name], torch.float32)  # collective
+            if accelerator.is_main_process:
+                whole[name] = full.cpu().contiguous()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / FILE) as temporary:
@@ -66,15 +69,8 @@ class Average:
             stored = load_file(folder / FILE)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / FILE} is missing or damaged: {error}") from error
-        if different := self.averages.keys() ^ stored.keys():
-            raise CheckpointError(f"{folder / FILE} is of another model: {min(different)} is in one of them alone")
-        for name, value in self.averages.items():
-            full = stored[name].to(value.device)
-            if isinstance(value, DTensor):
-                full = distribute_tensor(full, value.device_mesh, value.placements, src_data_rank=None)
-            value.copy_(full)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.cpu().contiguous()
+        ours = {(name, place.shape) for name, place in self.where.items()}
+        if different := ours ^ {(name, full.shape) for name, full in stored.items()}:
+            raise CheckpointError(f"{folder / FILE} is of another model: they differ in {min(different)[0]!r}")
+        for name, place in self.where.items():
+            self.averages[name].copy_(place.cut(stored[name].to(place.device)))

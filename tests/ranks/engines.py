@@ -20,6 +20,7 @@ import binmask_dist
 from binmask_dist.method import graphs
 from binmask_dist.method.layout import local_part, placements
 from ranks import work
+from ranks.averages import averages
 from ranks.twin import Twin
 from ranks.work import CASES, ENGINES, MIDDLE, Case
 
@@ -138,36 +139,22 @@ def checkpoints(folder: Path) -> dict:
     return results
 
 
-class Frozen(work.Network):
-    """With a layer that is not trained, and one whose masks never learn: it has gradients in the warm-up alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fixed = nn.Linear(12, 12).requires_grad_(False)
-
-    def forward(self, x):
-        return super().forward(self.fixed(x))
-
-
 def mixtures(folder: Path) -> dict:
-    """Such a network, saved by one process and under ZeRO-3, loaded under every engine, where its masks stay fixed."""
+    """Frozen weights, and masks that never learn because they have gradients in the warm-up alone: saved by one process
+    and under ZeRO-3, loaded under every engine, where masks stay fixed.
+    """
     results, expected = {}, {}
-
-    def build():
-        model = Frozen()
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-        return model, binmask_dist.patch(model, optimizer, compile=False, **work.MASK)
 
     def prepared(engine):
         accelerator = work.make_accelerator(Case(engine))
-        model, binmask = build()
+        model, binmask = work.build_frozen()
         return accelerator, binmask, *accelerator.prepare(model, binmask)
 
     def save(name, binmask):
         binmask_dist.save_checkpoint(folder / f"mixture-{name}", binmask)
         expected[name] = (work.whole_parameters(binmask), binmask.masks())
 
-    model, binmask = build()
+    model, binmask = work.build_frozen()
     x, y = work.make_data(MIDDLE, 1)
     for step in range(MIDDLE):
         binmask.set_epoch(4 * step // work.STEPS)
@@ -351,7 +338,8 @@ def _error(call, *arguments) -> str:
     return ""
 
 
-JOBS = {job.__name__: job for job in (matrix, resume, checkpoints, mixtures, exports, wire, compiled, settled, faults)}
+ALL = (matrix, resume, checkpoints, mixtures, averages, exports, wire, compiled, settled, faults)
+JOBS = {job.__name__: job for job in ALL}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -64,6 +64,17 @@ class Network(nn.Module):
         return torch.cat([self.fourth(x), self.last(x)], dim=1)
 
 
+class Frozen(Network):
+    """With a layer that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(12, 12).requires_grad_(False)
+
+    def forward(self, x):
+        return super().forward(self.fixed(x))
+
+
 def make_data(steps: int, accumulation: int):
     """x, y of shape (steps, accumulation, ranks, micro-batch, features)."""
     generator = torch.Generator().manual_seed(1)
@@ -84,6 +95,12 @@ def build(case: Case, compile: bool = False):
         nn.init.zeros_(model.last.weight)
     limit = None if case.engine.startswith("zero") else case.max_norm  # ZeRO has a clipping of its own
     return model, binmask_dist.patch(model, make_optimizer(model), max_grad_norm=limit, compile=compile, **settings)
+
+
+def build_frozen():
+    model = Frozen()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    return model, binmask_dist.patch(model, optimizer, compile=False, **MASK)
 
 
 def begin_step(case: Case, binmask, step: int) -> None:
