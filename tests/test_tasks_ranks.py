@@ -8,7 +8,7 @@ import tiny_texts
 import torch
 from jobs import result, train_here
 from ranks import run_two_ranks
-from ranks.tasks import ENGINES
+from ranks.tasks import ENGINES, ENGINES_IN_BF16
 from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -50,7 +50,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dict(task="tabular", model="mlp_tanh", dataset=str(table), batch_size=64),
     ]
     tasks = [{**COMMON, "max_length": 16, "run_root": str(folder), **values} for values in tasks]
-    (folder / "tasks.json").write_text(json.dumps(tasks))
+    in_bf16 = [
+        {**COMMON, **values, "run_root": str(folder), "mixed_precision": "bf16"}
+        for values in (
+            dict(task="tabular", model="mlp_tanh", dataset=str(table), batch_size=64),
+            dict(task="image", model="test_resnet", batch_size=64, epochs=2, warmup=0.0),
+        )
+    ]
+    (folder / "tasks.json").write_text(json.dumps(tasks + in_bf16))
     run_two_ranks("tasks.py", folder)
     for values in tasks:
         rest = {key: value for key, value in values.items() if key != "run_root"}
@@ -58,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("task", "engine"), [(task, engine) for task in ENGINES for engine in ENGINES[task]])
+@pytest.mark.parametrize(("task", "engine"), ENGINES.items())
 def test_tasks_are_trained_as_by_one_process(folder: Path, task: str, engine: str) -> None:
     ours, alone = folder / f"{task}-{engine}", folder / f"{task}-alone"
     assert result(ours)["processes"] == 2
@@ -69,3 +76,11 @@ def test_tasks_are_trained_as_by_one_process(folder: Path, task: str, engine: st
     saved, expected = (load_file(path / "model" / "model.safetensors") for path in (ours, alone))
     assert {name: tensor.shape for name, tensor in saved.items()} == {n: t.shape for n, t in expected.items()}
     assert all(not saved[name][~mask].any() for name, mask in load_masks(ours / "masks.safetensors").items())
+
+
+@pytest.mark.parametrize(("task", "engine"), ENGINES_IN_BF16.items())
+def test_inputs_are_in_the_precision_of_a_model_that_deepspeed_has_cast(folder: Path, task: str, engine: str) -> None:
+    ours = folder / f"{task}-{engine}bf16"
+    assert result(ours)["mixed_precision"] == "bf16"
+    assert 0.1 < result(ours)["sparsity"] < 1
+    assert result(ours)["test_accuracy"] > 0.6

@@ -2,6 +2,7 @@
 
 from accelerate import Accelerator, DistributedType
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from binmask_dist import MaskedOptimizer, patch
 from binmask_dist.engines.accelerator import SHARDING
@@ -21,6 +22,10 @@ def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerato
     if limit and plugin is not None:  # ZeRO clips by itself, before it hands over the first group
         plugin.deepspeed_config["gradient_clipping"] = limit
         limit = None
+    has_running_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if plugin is not None and has_running_statistics and accelerator.mixed_precision in ("bf16", "fp16"):
+        # DeepSpeed casts parameters alone, and batch normalisation wants its statistics in their precision
+        plugin.deepspeed_config.setdefault("data_types", {}).setdefault("buffer_dtype", accelerator.mixed_precision)
     optimizer = make_optimizer(model, config)
     try:
         if config.method != "binmask":

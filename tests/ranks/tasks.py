@@ -15,18 +15,22 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.main import train
 from ranks import work
 
-ENGINES = {"text": ("zero3",), "lm": ("fsdp2",), "tabular": ("zero2",)}  # by task
+ENGINES = {"text": "zero3", "lm": "fsdp2", "tabular": "zero2"}  # by task
+ENGINES_IN_BF16 = {"tabular": "zero2", "image": "zero3"}
 
 
 def main(folder: Path) -> None:
     for values in json.loads((folder / "tasks.json").read_text()):
         config = TrainConfig(**values)
-        for engine in ENGINES[config.task]:
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
-            loading = DataLoaderConfiguration(non_blocking=True, dispatch_batches=False)
-            accelerator = binmask_dist.make_accelerator(engine, dataloader_config=loading)
-            train(dataclasses.replace(config, name=f"{config.task}-{engine}"), accelerator)
+        engine = (ENGINES_IN_BF16 if config.mixed_precision == "bf16" else ENGINES)[config.task]
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        accelerator = binmask_dist.make_accelerator(
+            engine,
+            mixed_precision=config.mixed_precision or None,
+            dataloader_config=DataLoaderConfiguration(non_blocking=True, dispatch_batches=False),
+        )
+        train(dataclasses.replace(config, name=f"{config.task}-{engine}{config.mixed_precision}"), accelerator)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,11 @@ from binmask_dist.training.data import load_data
 from binmask_dist.training.tasks.base import Batch, RunError, Task
 
 
+def in_precision_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """DeepSpeed casts the model and not what it is given. Elsewhere weights are in fp32, and autocast does the rest."""
+    return inputs.to(next(model.parameters()).dtype)
+
+
 class Classification(Task):
     """Loads the data and numbers the classes; what the model is given and answers is up to the kind of input."""
 

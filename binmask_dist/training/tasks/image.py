@@ -29,7 +29,7 @@ from binmask_dist.training.models import (
     transformers_config,
 )
 from binmask_dist.training.tasks.base import Batch, Examples, RunError
-from binmask_dist.training.tasks.classification import Classification
+from binmask_dist.training.tasks.classification import Classification, in_precision_of
 
 IN_MEMORY = 2**30  # bytes of decoded images that are kept
 GREY = ("1", "L", "LA", "I", "I;16", "F")
@@ -192,6 +192,7 @@ class ImageClassification(Classification):
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, labels = batch
+        images = in_precision_of(model, images)
         if self.config.channels_last:
             # of the images alone: convolutions pass it on, and weights stay as engines and files know them
             images = images.to(memory_format=torch.channels_last)

@@ -9,7 +9,7 @@ from binmask_dist.networks import MLPS
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.models import check_sizes, make_timm, save_timm
 from binmask_dist.training.tasks.base import Batch, RunError
-from binmask_dist.training.tasks.classification import Classification
+from binmask_dist.training.tasks.classification import Classification, in_precision_of
 
 
 class RowClassification(Classification):
@@ -23,7 +23,7 @@ class RowClassification(Classification):
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         inputs, labels = batch
-        return model(inputs), labels
+        return model(in_precision_of(model, inputs)), labels
 
     def make_model(self) -> nn.Module:
         return make_timm(self.config, self.model_args)
