@@ -84,6 +84,16 @@ def test_folders(tmp_path: Path) -> None:
     assert (len(load(tmp_path / "files").train), len(load(tmp_path / "files").test)) == (9, 4)
 
 
+def test_a_saved_format_does_not_matter(tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "kind": ClassLabel(names=["a", "b"])})
+    part = Dataset.from_dict({"text": ["one", "two"], "kind": [0, 1]}, features)
+    splits = DatasetDict(train=part, test=part.with_format("torch", columns=["kind"]))
+    splits.save_to_disk(tmp_path / "data")
+    for options in ({}, {"streaming": True, "steps_per_epoch": 1}):
+        data = load(tmp_path / "data", **options)
+        assert data.test[:] == {"text": ["one", "two"], "kind": [0, 1]}
+
+
 def test_a_folder_of_images(tmp_path: Path) -> None:
     for split, count in (("train", 3), ("test", 2)):
         for kind in ("cat", "dog"):

@@ -126,7 +126,7 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
         return _streams(digits()) if streaming else dict(digits())
     try:
         if is_saved:
-            saved = datasets.load_from_disk(str(path))
+            saved = datasets.load_from_disk(str(path)).with_format(None)  # not as tensors, nor some columns alone
             splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
             return _streams(splits) if streaming else dict(splits)
         if path.is_file():
