@@ -258,6 +258,20 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_paths_that_look_like_patterns(streaming: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "my [data] dir"
+    folder.mkdir()
+    table(6).to_csv(folder / "one[1].csv")
+    table(4).to_csv(folder / "two?.csv")
+    options: dict[str, Any] = {"streaming": True, "steps_per_epoch": 1} if streaming else {}
+    data = load(folder / "one[1].csv", test_split=str(folder / "two?.csv"), **options)
+    assert [row["text"] for row in data.train] == table(6)["text"][:]
+    assert data.test["text"][:] == table(4)["text"][:]
+    with pytest.raises(RunError, match=r"has one of \* \? \[ in it; rename the folder: .*data files"):
+        load(folder, **options)
+
+
 def test_the_digits_as_a_stream() -> None:
     data = load("digits", streaming=True, steps_per_epoch=1)
     assert data.test["label"][:] == digits()["test"]["label"][:]

@@ -1,5 +1,6 @@
 """Data sets of any origin, opened with Hugging Face `datasets`, in a training and a test part."""
 
+import glob
 import itertools
 import os
 import sys
@@ -133,7 +134,8 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
             if suffix not in FORMATS:
                 raise RunError(f"the file {name} is of no known kind; the ending must be one of {', '.join(FORMATS)}")
             builder, options = FORMATS[suffix]
-            return dict(datasets.load_dataset(builder, data_files=str(path), streaming=streaming, **options))
+            file = glob.escape(str(path))  # `datasets` takes it for a pattern
+            return dict(datasets.load_dataset(builder, data_files=file, streaming=streaming, **options))
         is_path = suffix in FORMATS or name.startswith((".", "/", "~")) or name.count("/") > 1
         if is_path and not path.exists():
             raise RunError(f"there is no file or folder {name}")
@@ -142,6 +144,8 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
         raise
     except Exception as error:  # of some twenty kinds: not found, no network, broken file, unknown configuration, ...
         where = "" if path.exists() else ", which is no file or folder here and not to be had from the hub"
+        if path.is_dir() and glob.escape(str(path)) != str(path):
+            where = ", whose path `datasets` takes for a pattern as it has one of * ? [ in it; rename the folder"
         raise RunError(f"cannot open the data set {name}{where}: {_reason(error)}") from error
 
 
