@@ -121,6 +121,14 @@ def test_images_from_training_to_a_stock_model(pictures: Path, tmp_path: Path) -
     assert torch.equal(stock(images), expected)
 
 
+def test_colours_are_seen_behind_many_grey_images(tmp_path: Path) -> None:
+    images = [Image.new("L", (4, 4), 9)] * 90 + [Image.new("RGB", (4, 4), "red")] * 10
+    features = Features({"image": datasets.Image(), "label": ClassLabel(names=["scan", "photo"])})
+    part = Dataset.from_dict({"image": images, "label": [0] * 90 + [1] * 10}, features)
+    DatasetDict(train=part.select(range(85, 95)), test=part).save_to_disk(tmp_path / "data")
+    assert make_task(image_config(tmp_path / "data")).train[0][0].shape == (3, 16, 16)
+
+
 @pytest.mark.parametrize("augment", ["flip", "crop", "rand-m9-mstd0.5", "augmix-m3-w2"])
 @pytest.mark.parametrize("grey", [False, True])
 def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool, pictures: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import PIL.Image
 import timm
 import torch
@@ -61,8 +62,9 @@ class ImageClassification(Classification):
     # -- the data
 
     def _find_channels(self) -> int:
-        """One if images are grey. Looking at some of them is enough: all are converted."""
-        some = self.data.test.select(range(min(32, len(self.data.test))))
+        """One if images are grey. Looking at some of them is enough, from all over: they may be sorted by class."""
+        count = len(self.data.test)
+        some = self.data.test.select(np.linspace(0, count - 1, min(32, count), dtype=int))
         try:
             modes = {image.mode for image in some.cast_column(self.column, datasets.Image())[self.column]}
         except Exception as error:  # whatever the decoder of the file's format raises, and missing images
