@@ -129,6 +129,35 @@ def test_colours_are_seen_behind_many_grey_images(tmp_path: Path) -> None:
     assert make_task(image_config(tmp_path / "data")).train[0][0].shape == (3, 16, 16)
 
 
+def grey_task(folder: Path, images: list[Any], **options: Any) -> Task:
+    features = Features({"image": datasets.Image(), "label": ClassLabel(names=["a", "b"])})
+    part = Dataset.from_dict({"image": images, "label": [0, 1]}, features)
+    DatasetDict(train=part, test=part).save_to_disk(folder)
+    return make_task(image_config(folder, image_size=4, **options))
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm", "big endian"])
+def test_grey_of_16_bits_is_not_cut_off(ending: str, tmp_path: Path) -> None:
+    eight = np.arange(0, 256, 16, dtype=np.uint8).reshape(4, 4)
+    sixteen: np.ndarray = eight * np.uint16(257)
+    if ending == "big endian":
+        sixteen, ending = sixteen.astype(">u2"), "tif"
+    paths = [str(tmp_path / f"{index}.{ending}") for index in range(2)]
+    for path in paths:
+        Image.fromarray(sixteen).save(path)
+    images = grey_task(tmp_path / "data", paths).train.tensors[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(images[0, 0], torch.from_numpy(eight).float() / 127.5 - 1)
+
+
+def test_grey_of_32_bits(tmp_path: Path) -> None:
+    eight = np.arange(0, 256, 16).reshape(4, 4)
+    images = grey_task(tmp_path / "small", [eight.astype(np.int32)] * 2).train.tensors[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(images[0, 0], torch.from_numpy(eight).float() / 127.5 - 1)
+    for index, wrong in enumerate((eight.astype(np.int32) * 2, eight.astype(np.int32) - 1, eight / np.float32(255))):
+        with pytest.raises(RunError, match=r"its grey goes from .* and what is white is not known; save it as 8 or 16"):
+            grey_task(tmp_path / str(index), [wrong] * 2)
+
+
 @pytest.mark.parametrize("augment", ["flip", "crop", "rand-m9-mstd0.5", "augmix-m3-w2"])
 @pytest.mark.parametrize("grey", [False, True])
 def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool, pictures: Path) -> None:

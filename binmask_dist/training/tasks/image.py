@@ -33,7 +33,8 @@ from binmask_dist.training.tasks.base import Batch, Examples, RunError
 from binmask_dist.training.tasks.classification import Classification
 
 IN_MEMORY = 2**30  # bytes of decoded images that are kept
-GREY = ("1", "L", "LA", "I", "I;16", "F")
+GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits
+GREY = ("1", "L", "LA", "I", "F", *GREY_16)
 
 
 class ImageClassification(Classification):
@@ -128,7 +129,7 @@ class ImageClassification(Classification):
     def _example(self, row: dict[str, Any], transform: Any) -> tuple[Tensor, int]:
         try:
             image: PIL.Image.Image = datasets.Image().decode_example(row[self.column])
-            image = image.convert("L" if self.channels == 1 else "RGB")
+            image = eight_bits(image).convert("L" if self.channels == 1 else "RGB")
         except Exception as error:  # whatever the decoder of the file's format raises
             path = (row[self.column] or {}).get("path")
             where = f"{path}, in" if path else "an image in"
@@ -223,6 +224,19 @@ class Mapped(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.source[index])
+
+
+def eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Grey as Pillow converts it to 8 bits without loss: of itself it makes 255 of all that is more."""
+    if image.mode not in ("I", "F", *GREY_16):
+        return image
+    values = np.asarray(image)
+    if image.mode in GREY_16 or (image.mode == "I" and image.format in ("PNG", "PPM")):  # these files have 16 bits
+        return PIL.Image.fromarray((values // 256).astype(np.uint8))
+    low, high = values.min(), values.max()
+    if image.mode == "F" or low < 0 or high > 255:
+        raise ValueError(f"its grey goes from {low} to {high}, and what is white is not known; save it as 8 or 16 bits")
+    return image
 
 
 def load_image_processor(name: str) -> Any:
