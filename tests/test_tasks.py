@@ -206,6 +206,40 @@ def test_a_vision_transformer_of_timm_gets_the_size_of_the_images(pictures: Path
     assert len(rows["loss"]) == 10
 
 
+def test_new_models_see_all_of_an_image_and_pretrained_ones_what_timm_shows_them(pictures: Path) -> None:
+    path = pictures / "test" / "bright" / "0.png"
+    plain = Image.open(path).resize((16, 16), Image.Resampling.BILINEAR)
+    task = make_task(image_config(pictures))
+    seen = (task.test[0][0] + 1) * 127.5
+    torch.testing.assert_close(seen.permute(1, 2, 0), torch.from_numpy(np.array(plain)).float())
+    about = timm.get_pretrained_cfg("resnet18")
+    assert about is not None and about.crop_mode == "center" and about.crop_pct < 1
+    theirs = timm.data.resolve_data_config({"input_size": (3, 32, 32)}, about.to_dict())
+    task = make_task(image_config(pictures, model="resnet18", pretrained=True, image_size=32))
+    assert torch.equal(task.test[0][0], timm.data.create_transform(**theirs)(Image.open(path)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_saved_processor_prepares_images_as_training_did(mode: str, pictures: Path, tmp_path: Path) -> None:
+    """Even where the processor of the pretrained model does something else, and shows grey to a model of colours."""
+    for path in pictures.rglob("*.png"):
+        Image.open(path).convert(mode).save(path)
+    sizes = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "layer_type": "basic"}
+    network = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_channels=3, **sizes))
+    network.save_pretrained(tmp_path / "resnet")
+    look = {"resample": Image.Resampling.BICUBIC, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    theirs = transformers.ConvNextImageProcessor(size={"shortest_edge": 224}, crop_pct=0.875, **look)
+    theirs.save_pretrained(tmp_path / "resnet")
+    for pretrained in (True, False):
+        task = make_task(image_config(pictures, model=str(tmp_path / "resnet"), pretrained=pretrained))
+        model = task.make_model()
+        task.save_model(model, model.state_dict(), tmp_path / "out")
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+        image = Image.open(pictures / "test" / "bright" / "0.png")
+        pixels = processor(image, return_tensors="pt")["pixel_values"][0]
+        torch.testing.assert_close(pixels, task.test[0][0], rtol=0, atol=0.03)  # two resizers, and a level is 1/255
+
+
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
