@@ -1,6 +1,7 @@
 """Every task from its data to the saved model, which a stock library loads and which answers the same."""
 
 import datetime
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -667,6 +668,23 @@ def test_a_column_of_one_part_alone(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=message):
             make_task(table_config(tmp_path / "data", **options))
     assert make_task(table_config(tmp_path / "data", input_columns=("a",))).train.tensors[0].shape == (4, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"input_columns": ("age",)}])
+def test_a_column_that_is_not_alike_in_both_parts(options: dict[str, Any], tmp_path: Path) -> None:
+    kinds = {
+        "numbers": [1, 2],
+        "words": ["1", "?"],
+        "lists of numbers": [[1], [2]],
+        "neither numbers nor words": [datetime.date(2026, 1, day) for day in (1, 2)],
+    }
+    parts = {name: Dataset.from_dict({"age": ages, "x": [1, 2], "y": [0, 1]}) for name, ages in kinds.items()}
+    for index, (one, other) in enumerate(itertools.permutations(kinds, 2)):
+        DatasetDict(train=parts[one], test=parts[other]).save_to_disk(tmp_path / str(index))
+        message = f"the column 'age' holds {one} in the training data and {other} in the test data; make them alike"
+        with pytest.raises(RunError, match=message):
+            make_task(table_config(tmp_path / str(index), **options))
+    assert make_task(table_config(tmp_path / "0", input_columns=("x",))).train.tensors[0].shape == (2, 1)
 
 
 def test_a_column_of_neither_numbers_nor_words_is_left_out_and_named(tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ def is_number_list(feature: Any) -> bool:
     return isinstance(feature, List | LargeList) and is_number(feature.feature)
 
 
+def kind(feature: Any) -> str:
+    """What a column holds, in the words of an error."""
+    if is_text(feature):
+        return "words"
+    if is_number(feature):
+        return "numbers"
+    return "lists of numbers" if is_number_list(feature) else "neither numbers nor words"
+
+
 def existing(features: Features, name: str, key: str) -> str:
     """The name, or an error that names the nearest column."""
     if name in features:

@@ -17,7 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from binmask_dist.training.columns import Classes, find_label
+from binmask_dist.training.columns import Classes, find_label, kind
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, seed_transforms
 
@@ -44,14 +44,23 @@ class Data:
     classes: Classes | None = None
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise if one of these is in one of the parts alone. A stream may know its own only when it is read."""
-        in_train, in_test = self.train.column_names, self.test.column_names
-        for name in names:
-            if in_train is not None and (name in in_train) != (name in in_test):
+        """Raise if one of these is not alike in both parts. A stream may know its own only when it is read."""
+        in_train, in_test = self.train.features, self.test.features
+        for name in names if in_train is not None else ():
+            if (name in in_train) != (name in in_test):
                 has, lacks = ("training", "test") if name in in_train else ("test", "training")
                 raise RunError(
                     f"the column '{name}' is in the {has} data and not in the {lacks} data; add it there, "
                     "or give input_columns without it"
+                )
+            if name not in in_train or name == self.label:
+                continue
+            one, other = in_train[name], in_test[name]
+            # an image may be a path in one of them
+            if kind(one) != kind(other) and not isinstance(one, Image) and not isinstance(other, Image):
+                raise RunError(
+                    f"the column '{name}' holds {kind(one)} in the training data and {kind(other)} in the test data; "
+                    "make them alike, or give input_columns without it"
                 )
 
     @property
