@@ -17,7 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from binmask_dist.training.columns import Classes, find_label, kind
+from binmask_dist.training.columns import Classes, find_label, is_number, kind
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, seed_transforms
 
@@ -95,16 +95,37 @@ def load_data(config: TrainConfig, labelled: bool = True) -> Data:
 def _with_labels(train: Any, test: Dataset | None, test_name: str, config: TrainConfig) -> Data:
     known = test if test is not None and config.streaming else train  # what can be looked into without reading it all
     label = find_label(known.features, config.label_column)
-    classes = Classes.of(known.features[label], label, known[label][:])
-    numbers = [classes.number(value, f"split '{config.train_split}'") for value in known[label][:]]
+    declared = (train.features or {}).get(label)  # a stream may know its own only when it is read
+    if not isinstance(declared, ClassLabel):
+        declared = known.features[label]
+    classes = Classes.of(declared, label, known[label][:])
+    labels = [] if config.streaming else train[label][:]
+    numbers = [classes.number(value, f"split '{config.train_split}'") for value in labels]
     if test is None:
         train, test = _hold_out(train, config.test_fraction, numbers)
     elif label not in test.features:
         raise RunError(f"the split '{test_name}' has no column '{label}'; give another test_split")
     else:
+        test = _by_name(test, label, declared, classes)
         for value in test[label][:]:
             classes.number(value, f"split '{test_name}'")
     return Data(train, test, label, classes)
+
+
+def _by_name(test: Dataset, label: str, declared: Any, classes: Classes) -> Dataset:
+    """Names for labels where the parts do not declare the same classes, as a number may be another class in each.
+
+    Where one of them declares none and has numbers that are no names, they are the numbers of the other's classes.
+    """
+    own = test.features[label]
+    if own == declared or not any(isinstance(feature, ClassLabel) for feature in (own, declared)):
+        return test
+    values = test[label][:]
+    names = dict(enumerate(own.names)) if isinstance(own, ClassLabel) else {v: str(v) for v in {*values} - {None}}
+    found = [names.get(value) for value in values]
+    if (is_number(own) or is_number(declared)) and not {*found} - {None} <= {*classes.names}:
+        return test
+    return test.remove_columns(label).add_column(label, found)
 
 
 def _hold_out(data: Dataset, fraction: float, labels: list[int] | None = None, shuffle: bool = True) -> Any:
