@@ -84,6 +84,16 @@ def test_folders(tmp_path: Path) -> None:
     assert (len(load(tmp_path / "files").train), len(load(tmp_path / "files").test)) == (9, 4)
 
 
+def test_a_saved_format_does_not_matter(tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "kind": ClassLabel(names=["a", "b"])})
+    part = Dataset.from_dict({"text": ["one", "two"], "kind": [0, 1]}, features)
+    splits = DatasetDict(train=part, test=part.with_format("torch", columns=["kind"]))
+    splits.save_to_disk(tmp_path / "data")
+    for options in ({}, {"streaming": True, "steps_per_epoch": 1}):
+        data = load(tmp_path / "data", **options)
+        assert data.test[:] == {"text": ["one", "two"], "kind": [0, 1]}
+
+
 def test_a_folder_of_images(tmp_path: Path) -> None:
     for split, count in (("train", 3), ("test", 2)):
         for kind in ("cat", "dog"):
@@ -142,6 +152,55 @@ def test_declared_classes_count_even_if_none_of_them_is_there(tmp_path: Path) ->
     data = load(tmp_path / "data")
     assert data.label == "kind"
     assert data.classes is not None and data.classes.names == ["a", "b", "c"]
+
+
+CATS_FIRST, DOGS_FIRST = ClassLabel(names=["cat", "dog"]), ClassLabel(names=["dog", "cat"])
+WORDS, NUMBERS = Value("string"), Value("int64")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("train", "test", "labels", "names"),
+    [
+        (CATS_FIRST, DOGS_FIRST, ([0, 1, 1], [1, 0, 0]), ["cat", "dog"]),
+        (CATS_FIRST, ClassLabel(names=["bird", "dog", "cat"]), ([0, 1, 1], [2, 1, 1]), ["cat", "dog"]),
+        (CATS_FIRST, WORDS, ([0, 1, 1], ["cat", "dog", "dog"]), ["cat", "dog"]),
+        (CATS_FIRST, NUMBERS, ([0, 1, 1], [0, 1, 1]), ["cat", "dog"]),
+        (WORDS, DOGS_FIRST, (["cat", "dog", "dog"], [1, 0, 0]), None),
+        (NUMBERS, CATS_FIRST, ([0, 1, 1], [0, 1, 1]), None),
+        (ClassLabel(names=["1", "10", "2"]), NUMBERS, ([0, 1, 2], [1, 10, 2]), ["1", "10", "2"]),
+    ],
+)
+def test_classes_are_matched_by_name(
+    train: Any, test: Any, labels: tuple, names: list[str] | None, streaming: bool, tmp_path: Path
+) -> None:
+    parts = [
+        Dataset.from_dict({"label": values, "x": [0, 1, 1]}, Features({"label": kind, "x": NUMBERS}))
+        for kind, values in zip((train, test), labels, strict=True)
+    ]
+    DatasetDict(train=parts[0], test=parts[1]).save_to_disk(tmp_path / "data")
+    options: dict[str, Any] = {"streaming": True, "steps_per_epoch": 1} if streaming else {}
+    data = load(tmp_path / "data", **options)
+    assert data.classes is not None and data.classes.names == (names or data.classes.names)
+    in_train, in_test = ([data.classes.number(row["label"]) for row in part] for part in (data.train, data.test))
+    assert in_train == in_test
+    assert len(set(in_train)) == len(set(labels[0]))
+    assert [row["x"] for row in data.test] == [0, 1, 1]
+
+
+def test_classes_of_other_names_are_refused(tmp_path: Path) -> None:
+    parts = [
+        Dataset.from_dict({"label": [0, 1], "x": [0, 1]}, Features({"label": ClassLabel(names=names), "x": NUMBERS}))
+        for names in (["cat", "dog"], ["cat", "bird"])
+    ]
+    DatasetDict(train=parts[0], test=parts[1]).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match="the label 'bird' in the split 'test' is none of the 2 classes"):
+        load(tmp_path / "data")
+
+
+def test_a_path_will_do_for_an_image() -> None:
+    image = Dataset.from_dict({"image": ["a.png"]}, Features({"image": datasets.Image()}))
+    Data(image, Dataset.from_dict({"image": ["a.png"]})).check_columns(["image"])
 
 
 def columns(**kinds: Any) -> Features:
@@ -246,6 +305,20 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=message) as raised:
             load(**options)  # type: ignore[arg-type]
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_paths_that_look_like_patterns(streaming: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "my [data] dir"
+    folder.mkdir()
+    table(6).to_csv(folder / "one[1].csv")
+    table(4).to_csv(folder / "two?.csv")
+    options: dict[str, Any] = {"streaming": True, "steps_per_epoch": 1} if streaming else {}
+    data = load(folder / "one[1].csv", test_split=str(folder / "two?.csv"), **options)
+    assert [row["text"] for row in data.train] == table(6)["text"][:]
+    assert data.test["text"][:] == table(4)["text"][:]
+    with pytest.raises(RunError, match=r"has one of \* \? \[ in it; rename the folder: .*data files"):
+        load(folder, **options)
 
 
 def test_the_digits_as_a_stream() -> None:

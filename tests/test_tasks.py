@@ -1,6 +1,7 @@
 """Every task from its data to the saved model, which a stock library loads and which answers the same."""
 
 import datetime
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,43 @@ def test_images_from_training_to_a_stock_model(pictures: Path, tmp_path: Path) -
     assert torch.equal(stock(images), expected)
 
 
+def test_colours_are_seen_behind_many_grey_images(tmp_path: Path) -> None:
+    images = [Image.new("L", (4, 4), 9)] * 90 + [Image.new("RGB", (4, 4), "red")] * 10
+    features = Features({"image": datasets.Image(), "label": ClassLabel(names=["scan", "photo"])})
+    part = Dataset.from_dict({"image": images, "label": [0] * 90 + [1] * 10}, features)
+    DatasetDict(train=part.select(range(85, 95)), test=part).save_to_disk(tmp_path / "data")
+    assert make_task(image_config(tmp_path / "data")).train[0][0].shape == (3, 16, 16)
+
+
+def grey_task(folder: Path, images: list[Any], **options: Any) -> Task:
+    features = Features({"image": datasets.Image(), "label": ClassLabel(names=["a", "b"])})
+    part = Dataset.from_dict({"image": images, "label": [0, 1]}, features)
+    DatasetDict(train=part, test=part).save_to_disk(folder)
+    return make_task(image_config(folder, image_size=4, **options))
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm", "big endian"])
+def test_grey_of_16_bits_is_not_cut_off(ending: str, tmp_path: Path) -> None:
+    eight = np.arange(0, 256, 16, dtype=np.uint8).reshape(4, 4)
+    sixteen: np.ndarray = eight * np.uint16(257)
+    if ending == "big endian":
+        sixteen, ending = sixteen.astype(">u2"), "tif"
+    paths = [str(tmp_path / f"{index}.{ending}") for index in range(2)]
+    for path in paths:
+        Image.fromarray(sixteen).save(path)
+    images = grey_task(tmp_path / "data", paths).train.tensors[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(images[0, 0], torch.from_numpy(eight).float() / 127.5 - 1)
+
+
+def test_grey_of_32_bits(tmp_path: Path) -> None:
+    eight = np.arange(0, 256, 16).reshape(4, 4)
+    images = grey_task(tmp_path / "small", [eight.astype(np.int32)] * 2).train.tensors[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(images[0, 0], torch.from_numpy(eight).float() / 127.5 - 1)
+    for index, wrong in enumerate((eight.astype(np.int32) * 2, eight.astype(np.int32) - 1, eight / np.float32(255))):
+        with pytest.raises(RunError, match=r"its grey goes from .* and what is white is not known; save it as 8 or 16"):
+            grey_task(tmp_path / str(index), [wrong] * 2)
+
+
 @pytest.mark.parametrize("augment", ["flip", "crop", "rand-m9-mstd0.5", "augmix-m3-w2"])
 @pytest.mark.parametrize("grey", [False, True])
 def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool, pictures: Path) -> None:
@@ -167,6 +205,40 @@ def test_a_vision_transformer_of_timm_gets_the_size_of_the_images(pictures: Path
     task = make_task(image_config(pictures, model="test_vit", image_size=32))
     rows, _ = measure(task, task.make_model())
     assert len(rows["loss"]) == 10
+
+
+def test_new_models_see_all_of_an_image_and_pretrained_ones_what_timm_shows_them(pictures: Path) -> None:
+    path = pictures / "test" / "bright" / "0.png"
+    plain = Image.open(path).resize((16, 16), Image.Resampling.BILINEAR)
+    task = make_task(image_config(pictures))
+    seen = (task.test[0][0] + 1) * 127.5
+    torch.testing.assert_close(seen.permute(1, 2, 0), torch.from_numpy(np.array(plain)).float())
+    about = timm.get_pretrained_cfg("resnet18")
+    assert about is not None and about.crop_mode == "center" and about.crop_pct < 1
+    theirs = timm.data.resolve_data_config({"input_size": (3, 32, 32)}, about.to_dict())
+    task = make_task(image_config(pictures, model="resnet18", pretrained=True, image_size=32))
+    assert torch.equal(task.test[0][0], timm.data.create_transform(**theirs)(Image.open(path)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_saved_processor_prepares_images_as_training_did(mode: str, pictures: Path, tmp_path: Path) -> None:
+    """Even where the processor of the pretrained model does something else, and shows grey to a model of colours."""
+    for path in pictures.rglob("*.png"):
+        Image.open(path).convert(mode).save(path)
+    sizes = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "layer_type": "basic"}
+    network = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_channels=3, **sizes))
+    network.save_pretrained(tmp_path / "resnet")
+    look = {"resample": Image.Resampling.BICUBIC, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    theirs = transformers.ConvNextImageProcessor(size={"shortest_edge": 224}, crop_pct=0.875, **look)
+    theirs.save_pretrained(tmp_path / "resnet")
+    for pretrained in (True, False):
+        task = make_task(image_config(pictures, model=str(tmp_path / "resnet"), pretrained=pretrained))
+        model = task.make_model()
+        task.save_model(model, model.state_dict(), tmp_path / "out")
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+        image = Image.open(pictures / "test" / "bright" / "0.png")
+        pixels = processor(image, return_tensors="pt")["pixel_values"][0]
+        torch.testing.assert_close(pixels, task.test[0][0], rtol=0, atol=0.03)  # two resizers, and a level is 1/255
 
 
 @pytest.fixture
@@ -596,6 +668,23 @@ def test_a_column_of_one_part_alone(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=message):
             make_task(table_config(tmp_path / "data", **options))
     assert make_task(table_config(tmp_path / "data", input_columns=("a",))).train.tensors[0].shape == (4, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"input_columns": ("age",)}])
+def test_a_column_that_is_not_alike_in_both_parts(options: dict[str, Any], tmp_path: Path) -> None:
+    kinds = {
+        "numbers": [1, 2],
+        "words": ["1", "?"],
+        "lists of numbers": [[1], [2]],
+        "neither numbers nor words": [datetime.date(2026, 1, day) for day in (1, 2)],
+    }
+    parts = {name: Dataset.from_dict({"age": ages, "x": [1, 2], "y": [0, 1]}) for name, ages in kinds.items()}
+    for index, (one, other) in enumerate(itertools.permutations(kinds, 2)):
+        DatasetDict(train=parts[one], test=parts[other]).save_to_disk(tmp_path / str(index))
+        message = f"the column 'age' holds {one} in the training data and {other} in the test data; make them alike"
+        with pytest.raises(RunError, match=message):
+            make_task(table_config(tmp_path / str(index), **options))
+    assert make_task(table_config(tmp_path / "0", input_columns=("x",))).train.tensors[0].shape == (2, 1)
 
 
 def test_a_column_of_neither_numbers_nor_words_is_left_out_and_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ NUMBERS = ("int", "uint", "float", "double", "bool")
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a data set: what each is called, and the number of each value in the label column."""
+    """The classes of a data set: what each is called, and the number of each value in the label column, or name."""
 
     names: list[str]
     numbers: dict[Any, int]
@@ -23,14 +23,16 @@ class Classes:
     def of(cls, feature: Any, column: str, values: Iterable[Any]) -> "Classes":
         """Those that the data set declares or, if it does not, the sorted values of the training split."""
         if isinstance(feature, ClassLabel):
-            classes = cls(list(feature.names), {number: number for number in range(feature.num_classes)})
+            values = range(feature.num_classes)
+            names = list(feature.names)
         else:
             found = set(values) - {None}
             fraction = next((value for value in found if isinstance(value, float) and not value.is_integer()), None)
             if fraction is not None:
                 raise RunError(f"the label column '{column}' holds fractions such as {fraction}: it must hold classes")
-            ordered = sorted(found)
-            classes = cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
+            values = sorted(found)
+            names = [str(value) for value in values]
+        classes = cls(names, {value: number for known in (names, values) for number, value in enumerate(known)})
         if len(classes.names) < 2:
             raise RunError(
                 f"there must be at least two classes, but the label column '{column}' has {len(classes.names)} "
@@ -112,6 +114,15 @@ def is_number(feature: Any) -> bool:
 
 def is_number_list(feature: Any) -> bool:
     return isinstance(feature, List | LargeList) and is_number(feature.feature)
+
+
+def kind(feature: Any) -> str:
+    """What a column holds, in the words of an error."""
+    if is_text(feature):
+        return "words"
+    if is_number(feature):
+        return "numbers"
+    return "lists of numbers" if is_number_list(feature) else "neither numbers nor words"
 
 
 def existing(features: Features, name: str, key: str) -> str:

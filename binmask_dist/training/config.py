@@ -50,7 +50,9 @@ class TrainConfig:
     streaming: bool = option(False, "read the training data as it comes, for what does not fit on the disk")
     steps_per_epoch: int = option(0, "most steps in an epoch; needed with streaming; 0: all training data")
     shuffle_buffer: int = option(10_000, "with streaming: examples among which the next is chosen at random")
-    image_size: int = option(16, "images are resized to this many pixels, both ways")
+    image_size: int = option(
+        16, "images are resized to this many pixels, both ways; for its pretrained models, timm may cut off their edges"
+    )
     channels_last: bool = option(True, "lay images out with the channels last in memory, as convolutions like them")
     augment: str = option("", "none if empty; flip, crop, or one of timm's, such as rand-m9-mstd0.5")
     max_length: int = option(128, "tokens per text, or per block of a language model")

@@ -1,5 +1,6 @@
 """Data sets of any origin, opened with Hugging Face `datasets`, in a training and a test part."""
 
+import glob
 import itertools
 import os
 import sys
@@ -16,7 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from binmask_dist.training.columns import Classes, find_label
+from binmask_dist.training.columns import Classes, find_label, is_number, kind
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, seed_transforms
 
@@ -43,14 +44,23 @@ class Data:
     classes: Classes | None = None
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise if one of these is in one of the parts alone. A stream may know its own only when it is read."""
-        in_train, in_test = self.train.column_names, self.test.column_names
-        for name in names:
-            if in_train is not None and (name in in_train) != (name in in_test):
+        """Raise if one of these is not alike in both parts. A stream may know its own only when it is read."""
+        in_train, in_test = self.train.features, self.test.features
+        for name in names if in_train is not None else ():
+            if (name in in_train) != (name in in_test):
                 has, lacks = ("training", "test") if name in in_train else ("test", "training")
                 raise RunError(
                     f"the column '{name}' is in the {has} data and not in the {lacks} data; add it there, "
                     "or give input_columns without it"
+                )
+            if name not in in_train or name == self.label:
+                continue
+            one, other = in_train[name], in_test[name]
+            # an image may be a path in one of them
+            if kind(one) != kind(other) and not isinstance(one, Image) and not isinstance(other, Image):
+                raise RunError(
+                    f"the column '{name}' holds {kind(one)} in the training data and {kind(other)} in the test data; "
+                    "make them alike, or give input_columns without it"
                 )
 
     @property
@@ -85,16 +95,37 @@ def load_data(config: TrainConfig, labelled: bool = True) -> Data:
 def _with_labels(train: Any, test: Dataset | None, test_name: str, config: TrainConfig) -> Data:
     known = test if test is not None and config.streaming else train  # what can be looked into without reading it all
     label = find_label(known.features, config.label_column)
-    classes = Classes.of(known.features[label], label, known[label][:])
-    numbers = [classes.number(value, f"split '{config.train_split}'") for value in known[label][:]]
+    declared = (train.features or {}).get(label)  # a stream may know its own only when it is read
+    if not isinstance(declared, ClassLabel):
+        declared = known.features[label]
+    classes = Classes.of(declared, label, known[label][:])
+    labels = [] if config.streaming else train[label][:]
+    numbers = [classes.number(value, f"split '{config.train_split}'") for value in labels]
     if test is None:
         train, test = _hold_out(train, config.test_fraction, numbers)
     elif label not in test.features:
         raise RunError(f"the split '{test_name}' has no column '{label}'; give another test_split")
     else:
+        test = _by_name(test, label, declared, classes)
         for value in test[label][:]:
             classes.number(value, f"split '{test_name}'")
     return Data(train, test, label, classes)
+
+
+def _by_name(test: Dataset, label: str, declared: Any, classes: Classes) -> Dataset:
+    """Names for labels where the parts do not declare the same classes, as a number may be another class in each.
+
+    Where one of them declares none and has numbers that are no names, they are the numbers of the other's classes.
+    """
+    own = test.features[label]
+    if own == declared or not any(isinstance(feature, ClassLabel) for feature in (own, declared)):
+        return test
+    values = test[label][:]
+    names = dict(enumerate(own.names)) if isinstance(own, ClassLabel) else {v: str(v) for v in {*values} - {None}}
+    found = [names.get(value) for value in values]
+    if (is_number(own) or is_number(declared)) and not {*found} - {None} <= {*classes.names}:
+        return test
+    return test.remove_columns(label).add_column(label, found)
 
 
 def _hold_out(data: Dataset, fraction: float, labels: list[int] | None = None, shuffle: bool = True) -> Any:
@@ -126,14 +157,15 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
         return _streams(digits()) if streaming else dict(digits())
     try:
         if is_saved:
-            saved = datasets.load_from_disk(str(path))
+            saved = datasets.load_from_disk(str(path)).with_format(None)  # not as tensors, nor some columns alone
             splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
             return _streams(splits) if streaming else dict(splits)
         if path.is_file():
             if suffix not in FORMATS:
                 raise RunError(f"the file {name} is of no known kind; the ending must be one of {', '.join(FORMATS)}")
             builder, options = FORMATS[suffix]
-            return dict(datasets.load_dataset(builder, data_files=str(path), streaming=streaming, **options))
+            file = glob.escape(str(path))  # `datasets` takes it for a pattern
+            return dict(datasets.load_dataset(builder, data_files=file, streaming=streaming, **options))
         is_path = suffix in FORMATS or name.startswith((".", "/", "~")) or name.count("/") > 1
         if is_path and not path.exists():
             raise RunError(f"there is no file or folder {name}")
@@ -142,6 +174,8 @@ def open_splits(name: str, configuration: str = "", streaming: bool = False) -> 
         raise
     except Exception as error:  # of some twenty kinds: not found, no network, broken file, unknown configuration, ...
         where = "" if path.exists() else ", which is no file or folder here and not to be had from the hub"
+        if path.is_dir() and glob.escape(str(path)) != str(path):
+            where = ", whose path `datasets` takes for a pattern as it has one of * ? [ in it; rename the folder"
         raise RunError(f"cannot open the data set {name}{where}: {_reason(error)}") from error
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import PIL.Image
 import timm
 import torch
@@ -32,7 +33,8 @@ from binmask_dist.training.tasks.base import Batch, Examples, RunError
 from binmask_dist.training.tasks.classification import Classification, in_precision_of
 
 IN_MEMORY = 2**30  # bytes of decoded images that are kept
-GREY = ("1", "L", "LA", "I", "I;16", "F")
+GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits
+GREY = ("1", "L", "LA", "I", "F", *GREY_16)
 
 
 class ImageClassification(Classification):
@@ -43,7 +45,6 @@ class ImageClassification(Classification):
         self.from_timm = is_timm(config.model)
         self.column = find_image(self.data.features, config.input_columns)
         self.channels = self._find_channels()
-        self.preprocessor: Any = None  # transformers' own, of a pretrained model
         if self.from_timm:
             self.model_args = self._timm_arguments()
         else:
@@ -61,8 +62,9 @@ class ImageClassification(Classification):
     # -- the data
 
     def _find_channels(self) -> int:
-        """One if images are grey. Looking at some of them is enough: all are converted."""
-        some = self.data.test.select(range(min(32, len(self.data.test))))
+        """One if images are grey. Looking at some of them is enough, from all over: they may be sorted by class."""
+        count = len(self.data.test)
+        some = self.data.test.select(np.linspace(0, count - 1, min(32, count), dtype=int))
         try:
             modes = {image.mode for image in some.cast_column(self.column, datasets.Image())[self.column]}
         except Exception as error:  # whatever the decoder of the file's format raises, and missing images
@@ -70,20 +72,19 @@ class ImageClassification(Classification):
         return 1 if modes <= set(GREY) else 3
 
     def _find_look(self) -> dict[str, Any]:
-        """How images are scaled: as a pretrained model is used to; for a new one, to about -1 to 1."""
-        plain = {"mean": (0.5,) * self.channels, "std": (0.5,) * self.channels, "crop_pct": 1.0}
-        if not self.config.pretrained:
-            return plain
-        if self.from_timm:
+        """How images are scaled: as a pretrained model is used to; for a new one, all of it, to about -1 to 1."""
+        look: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bilinear"}
+        look |= {"crop_pct": 1.0, "crop_mode": "squash"}
+        if self.config.pretrained and self.from_timm:
             about = timm.get_pretrained_cfg(self.config.model)
             assert about is not None  # it is where the weights are
-            mean, std = about.mean, about.std
-            plain |= {"crop_pct": about.crop_pct, "interpolation": about.interpolation}
-        else:
-            mean, std = self.preprocessor.image_mean, self.preprocessor.image_std
-        if len(mean) != self.channels:
-            mean, std = ((sum(values) / len(values),) * self.channels for values in (mean, std))
-        return plain | {"mean": tuple(mean), "std": tuple(std)}
+            look = {key: getattr(about, key) for key in look}
+        elif self.config.pretrained:
+            look |= pretrained_look(self.config.model)
+        for key in ("mean", "std"):
+            if len(look[key]) != self.channels:
+                look[key] = (sum(look[key]) / len(look[key]),) * self.channels
+        return look
 
     def _augmented(self) -> Any:
         """The protocols of small images; anything else is a policy of timm's, with its random crops and flips."""
@@ -94,9 +95,8 @@ class ImageClassification(Classification):
             *resize, to_tensor, normalise = self.test_transform.transforms
             crop = [transforms.RandomCrop(size, padding=4)] if augment == "crop" else []
             return transforms.Compose([*resize, *crop, transforms.RandomHorizontalFlip(), to_tensor, normalise])
-        look = {key: value for key, value in self.look.items() if key != "crop_pct"}
         try:
-            return create_transform(self.shape, is_training=True, auto_augment=augment, **look)
+            return create_transform(self.shape, is_training=True, auto_augment=augment, **self.look)
         except (AssertionError, KeyError, ValueError) as error:
             raise RunError(
                 f"augment '{augment}' is unknown; take flip, crop, or a policy of timm's such as rand-m9-mstd0.5"
@@ -126,7 +126,7 @@ class ImageClassification(Classification):
     def _example(self, row: dict[str, Any], transform: Any) -> tuple[Tensor, int]:
         try:
             image: PIL.Image.Image = datasets.Image().decode_example(row[self.column])
-            image = image.convert("L" if self.channels == 1 else "RGB")
+            image = eight_bits(image).convert("L" if self.channels == 1 else "RGB")
         except Exception as error:  # whatever the decoder of the file's format raises
             path = (row[self.column] or {}).get("path")
             where = f"{path}, in" if path else "an image in"
@@ -156,7 +156,6 @@ class ImageClassification(Classification):
         made = transformers_config(config, **named_classes(self.classes.names))
         if config.pretrained:
             self.channels = made.num_channels
-            self.preprocessor = load_image_processor(config.model)
             if getattr(made, "image_size", config.image_size) != config.image_size:
                 raise RunError(f"{config.model} takes images of {made.image_size} pixels; give that image_size")
         else:
@@ -200,7 +199,7 @@ class ImageClassification(Classification):
 
     def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
         if not self.from_timm:
-            return save_transformers(model, state, folder, self.preprocessor or new_image_processor(self))
+            return save_transformers(model, state, folder, new_image_processor(self))
         description = {
             "architecture": self.config.model,
             "arguments": self.model_args,
@@ -224,12 +223,28 @@ class Mapped(Dataset):
         return self.transform(self.source[index])
 
 
-def load_image_processor(name: str) -> Any:
+def eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Grey as Pillow converts it to 8 bits without loss: of itself it makes 255 of all that is more."""
+    if image.mode not in ("I", "F", *GREY_16):
+        return image
+    values = np.asarray(image)
+    if image.mode in GREY_16 or (image.mode == "I" and image.format in ("PNG", "PPM")):  # these files have 16 bits
+        return PIL.Image.fromarray((values // 256).astype(np.uint8))
+    low, high = values.min(), values.max()
+    if image.mode == "F" or low < 0 or high > 255:
+        raise ValueError(f"its grey goes from {low} to {high}, and what is white is not known; save it as 8 or 16 bits")
+    return image
+
+
+def pretrained_look(name: str) -> dict[str, Any]:
+    """What a pretrained model of transformers is used to, but for sizes and crops: image_size says those."""
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(name)
-    except Exception as error:  # no file, no network, ...
+        processor = AutoImageProcessor.from_pretrained(name)
+        interpolation = PIL.Image.Resampling(processor.resample).name.lower()
+        return {"mean": processor.image_mean, "std": processor.image_std, "interpolation": interpolation}
+    except Exception as error:  # no file, no network, a processor of another kind, ...
         raise RunError(f"how {name} wants its images is not known: {first_line(error)}") from error
 
 
@@ -237,5 +252,10 @@ def new_image_processor(task: ImageClassification) -> Any:
     """What transformers needs to prepare images as this task does."""
     from transformers import ViTImageProcessor
 
-    size = {"height": task.config.image_size, "width": task.config.image_size}
-    return ViTImageProcessor(size=size, image_mean=list(task.look["mean"]), image_std=list(task.look["std"]))
+    return ViTImageProcessor(
+        size={"height": task.config.image_size, "width": task.config.image_size},
+        resample=PIL.Image.Resampling[task.look["interpolation"].upper()],
+        image_mean=list(task.look["mean"]),
+        image_std=list(task.look["std"]),
+        do_convert_rgb=task.channels == 3,
+    )
