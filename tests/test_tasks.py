@@ -642,6 +642,14 @@ def test_a_word_that_training_never_saw_is_none_of_them(tmp_path: Path) -> None:
     assert task.test.tensors[0].tolist() == [[0, 0, 0], [0, 0, 1]]  # type: ignore[attr-defined]
 
 
+def test_lists_of_another_length_in_the_test_part_are_refused(tmp_path: Path) -> None:
+    train = Dataset.from_dict({"x": [[1, 2, 3], [4, 5, 6]], "y": [0, 1]})
+    test = Dataset.from_dict({"x": [[1, 2], [4, 5]], "y": [0, 1]})
+    DatasetDict(train=train, test=test).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match="'x' have 3 numbers in the training data and 2 in the test data; make"):
+        make_task(table_config(tmp_path / "data"))
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [

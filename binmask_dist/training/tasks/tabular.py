@@ -51,7 +51,15 @@ class TableClassification(RowClassification):
         return encoder
 
     def _examples(self, part: Dataset) -> TensorDataset:
-        inputs = [scaler.transform(column_matrix(part, name)) for name, scaler in self.scalers.items()]
+        inputs = []
+        for name, scaler in self.scalers.items():
+            values = column_matrix(part, name)
+            if values.shape[1] != scaler.n_features_in_:
+                raise RunError(
+                    f"the lists in column '{name}' have {scaler.n_features_in_} numbers in the training data and "
+                    f"{values.shape[1]} in the test data; make them alike"
+                )
+            inputs.append(scaler.transform(values))
         return TensorDataset(torch.from_numpy(np.hstack(inputs).astype(np.float32)), torch.tensor(self.labels(part)))
 
     def arrays(self, part: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
