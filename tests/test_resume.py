@@ -197,6 +197,8 @@ def test_resume_says_what_it_cannot_do(tmp_path: Path) -> None:
     (folder / "result.json").unlink()
     with pytest.raises(RunError, match=r"has lam = 1e-05 and not 0\.5; resume it with the same settings"):
         train_here(tmp_path, "done", epochs=1, lam=0.5, resume="must")
+    with pytest.raises(RunError, match="has accumulation = 1 and not 2"):  # batch norm would see other batches
+        train_here(tmp_path, "done", epochs=1, accumulation=2, resume="must")
     with pytest.raises(RunError, match="holds a run already; give another --name, or --resume"):
         train_here(tmp_path, "done", epochs=1)
     train_here(tmp_path, "done", epochs=1, resume="must", log_every=7)  # which changes nothing that is computed

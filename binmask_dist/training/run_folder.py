@@ -27,8 +27,8 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError
 
 # Keys that may change when a run is resumed: they do not change what it computes, but for rounding.
-FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "accumulation"}
-FREE |= {"compile", "mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
+FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "compile"}
+FREE |= {"mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
 
 LOCK, CONFIG, ENVIRONMENT = ".lock", "config.json", "environment.json"
 LOCK_LIMIT, LOCK_INTERVAL = 8.0, 0.2  # seconds
