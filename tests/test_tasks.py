@@ -169,6 +169,14 @@ def test_a_vision_transformer_of_timm_gets_the_size_of_the_images(pictures: Path
     assert len(rows["loss"]) == 10
 
 
+def test_a_model_from_a_folder_of_timm(pictures: Path, tmp_path: Path) -> None:
+    about = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 16, 16], "num_classes": 5}}
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(about))
+    model = make_task(image_config(pictures, model=f"local-dir:{tmp_path / 'saved'}")).make_model()
+    assert (type(model).__name__, model.num_classes) == ("ResNet", 2)
+
+
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -372,6 +380,13 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
     arguments = {**tiny_texts.SMALL, "vocab_size": 16}
     model = make_task(text_config(Path("bert"), reviews, tokenizer=str(bert), model_args=arguments)).make_model()
     assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
+
+
+def test_a_model_without_a_longest_text(bert: Path, reviews: Path) -> None:
+    """XLNet's config has -1 for what it takes."""
+    arguments = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 16}
+    task = make_task(text_config(Path("xlnet"), reviews, tokenizer=str(bert), model_args=arguments))
+    assert len(measure(task, task.make_model())[0]["loss"])
 
 
 @pytest.mark.parametrize(
