@@ -409,6 +409,26 @@ def test_bad_options_for_texts(options: dict[str, Any], message: str | None, ber
     assert "\n" not in str(raised.value)
 
 
+SMALL_ROBERTA = {**tiny_texts.SMALL, "vocab_size": 16, "max_position_embeddings": 32}
+SMALL_BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 16, "eos_token_id": 15}
+SMALL_BART |= {f"{part}_{key}": 2 for part in ("encoder", "decoder") for key in ("attention_heads", "ffn_dim")}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("roberta", SMALL_ROBERTA),  # counts positions from the one after its pad token's
+        ("bart", SMALL_BART),  # looks for the end of a text, which this tokenizer does not write
+        ("t5", {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 16, "d_kv": 8, "vocab_size": 16}),
+    ],
+)
+def test_models_that_do_not_fit_the_texts(model: str, arguments: dict, bert: Path, reviews: Path) -> None:
+    task = make_task(text_config(Path(model), reviews, tokenizer=str(bert), max_length=32, model_args=arguments))
+    with pytest.raises(RunError, match=f"{model} does not take 32 tokens of this tokenizer; give another") as raised:
+        task.make_model()
+    assert "\n" not in str(raised.value)
+
+
 def test_a_model_of_images_is_no_model_of_texts(vit: Path, bert: Path, reviews: Path) -> None:
     with pytest.raises(RunError, match="vit is no model of texts: its config has no vocab_size"):
         make_task(text_config(vit, reviews, tokenizer=str(bert)))
@@ -450,6 +470,15 @@ def test_an_encoder_is_no_language_model(bert: Path, book: Path) -> None:
     with pytest.raises(RunError, match="bert sees the tokens that it is to predict; take a causal model such as gpt2"):
         make_task(lm_config(bert, book)).make_model()
     assert make_task(lm_config(bert, book, model_args={"is_decoder": True})).make_model()
+
+
+def test_a_language_model_with_too_few_positions_for_a_block(bert: Path, book: Path) -> None:
+    """No block of the test part is as long as those of training."""
+    arguments = {**SMALL_ROBERTA, "is_decoder": True}
+    options = {"tokenizer": str(bert), "max_length": 32, "model_args": arguments, "test_fraction": 0.1}
+    task = make_task(lm_config(Path("roberta"), book, **options))
+    with pytest.raises(RunError, match="roberta does not take blocks of 32 tokens; give another max_length, model or"):
+        task.make_model()
 
 
 def test_lines_go_on_in_the_next_line(gpt2: Path, book: Path) -> None:

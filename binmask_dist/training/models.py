@@ -54,12 +54,18 @@ def check_sizes(config: TrainConfig, **sizes: int) -> None:
 
 
 @contextmanager
-def on_trial(model: nn.Module) -> Iterator[None]:
-    """To see what a new model answers. It stays as it is, and so does what the run is going to draw at random."""
+def on_trial(model: nn.Module, problem: str) -> Iterator[None]:
+    """To see what a new model answers, before anything is trained; if it raises, the problem is said.
+
+    It stays as it is, and so does what the run is going to draw at random.
+    """
     was_training = model.training
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model.eval()
-        yield
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model.eval()
+            yield
+    except Exception as error:  # whatever the network's own code raises
+        raise RunError(f"{problem}: {first_line(error)}") from error
     model.train(was_training)
 
 
