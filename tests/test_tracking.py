@@ -22,7 +22,7 @@ import wandb
 import wandb_server
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from jobs import environment
+from jobs import environment, full_disk
 
 from binmask_dist.training import trackers, tracking
 from binmask_dist.training.config import TrainConfig
@@ -97,6 +97,18 @@ def test_an_epoch_that_was_recorded_but_not_saved_is_recorded_once(tmp_path: Pat
     tracking = Tracking(tmp_path, QUIET, accelerator, 20, open_epoch=1)  # saved by a signal at the last step of epoch 1
     tracking.log(records[-1])
     assert read_records(tmp_path / "metrics.jsonl") == records
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, accelerator: Accelerator) -> None:
+    records = tracked.make_records()
+    tracking = Tracking(tmp_path, QUIET, accelerator, None)
+    told = r"metrics.jsonl cannot be written \(File too large\); once it can, go on with --resume"
+    with full_disk(2_000), pytest.raises(RunError, match=told):
+        log_all(tracking, records)
+    with full_disk(2_000):
+        tracking.finish({}, exit_code=1)
+    kept = read_records(tmp_path / "metrics.jsonl")
+    assert kept and kept == records[: len(kept)]
 
 
 def test_a_run_from_the_start_drops_all_records(tmp_path: Path, accelerator: Accelerator) -> None:

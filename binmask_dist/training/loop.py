@@ -56,9 +56,15 @@ class Position:
 
 
 class Interrupted(Exception):
-    """A signal asked the run to end; it has been saved."""
+    """A signal asked the run to end; it has been saved, if the disk let it."""
 
-    def __init__(self, signal: int) -> None:
+    def __init__(self, signal: int, is_saved: bool) -> None:
+        if is_saved:
+            super().__init__("interrupted and saved; the same command with --resume goes on")
+        else:
+            super().__init__(
+                "interrupted, and could not be saved; --resume goes on from the checkpoint before, or anew"
+            )
         self.exit_code = 128 + signal  # as if the signal had ended it: launchers know these
 
 
@@ -209,8 +215,7 @@ class Loop:
         self.progress.step(self._log_step() if position.step % config.log_every == 0 else None)
         is_last = position.step_in_epoch == self.steps_per_epoch
         if self.signal:
-            self.save()
-            raise Interrupted(self.signal)
+            raise Interrupted(self.signal, self.save())
         if config.checkpoint_every and position.step % config.checkpoint_every == 0 and not is_last:
             self.save()
 
@@ -277,9 +282,9 @@ class Loop:
                 with batch_statistics(self.bare_model):
                     position.before_finetuning["batch_statistics"] = self._evaluate("test", self.test_loader)
         position.flips = flips_so_far(self.method)
-        self.save()
+        is_saved = self.save()
         if self.signal:
-            raise Interrupted(self.signal)
+            raise Interrupted(self.signal, is_saved)
 
     def _look_for_the_best(self, record: dict[str, Any]) -> None:
         """Early stopping: keep the best epoch, and go on from it when there was no better one for too long."""
@@ -333,12 +338,13 @@ class Loop:
             state = {name.removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
             return self.task.save_model(self.bare_model, tie_again(self.bare_model, state), folder)
 
-    def save(self) -> None:
+    def save(self) -> bool:
+        """Whether it could be written."""
         self._fold_sums()
         self._seconds()
         self.position.steering = asdict(self.steering) if self.steering else None
         self.position.loss_scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler else None
-        self.checkpoints.save(self.position.step, asdict(self.position))
+        return self.checkpoints.save(self.position.step, asdict(self.position))
 
     def _log_step(self) -> float:
         """Returns the mean loss since the last record."""
