@@ -116,8 +116,8 @@ def test_a_stream_is_taken_up_in_the_middle_of_an_epoch(tmp_path: Path, monkeypa
     step = Progress.step
     taken = []
 
-    def stopped(self: Progress) -> None:
-        step(self)
+    def stopped(self: Progress, loss: float | None = None) -> None:
+        step(self, loss)
         taken.append(1)
         if len(taken) == 13:
             os.kill(os.getpid(), signal.SIGTERM)
