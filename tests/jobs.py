@@ -2,8 +2,11 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,17 @@ def train_here(run_root: Path, name: str, **options: Any) -> Path:
     config = TrainConfig(run_root=str(run_root), name=name, **{**SHORT, **options})
     train(config, accelerator_for(config))
     return run_root / name
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """By the kernel's own refusal: no file of this process may grow beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def options(**values: Any) -> list[str]:

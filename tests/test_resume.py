@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,8 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from jobs import SHORT, environment, options, records, result, run, start, train_here
+from jobs import SHORT, environment, full_disk, options, records, result, run, start, train_here
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import binmask_dist
@@ -116,8 +116,8 @@ def test_a_stream_is_taken_up_in_the_middle_of_an_epoch(tmp_path: Path, monkeypa
     step = Progress.step
     taken = []
 
-    def stopped(self: Progress) -> None:
-        step(self)
+    def stopped(self: Progress, loss: float | None = None) -> None:
+        step(self, loss)
         taken.append(1)
         if len(taken) == 13:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -197,6 +197,8 @@ def test_resume_says_what_it_cannot_do(tmp_path: Path) -> None:
     (folder / "result.json").unlink()
     with pytest.raises(RunError, match=r"has lam = 1e-05 and not 0\.5; resume it with the same settings"):
         train_here(tmp_path, "done", epochs=1, lam=0.5, resume="must")
+    with pytest.raises(RunError, match="has accumulation = 1 and not 2"):  # batch norm would see other batches
+        train_here(tmp_path, "done", epochs=1, accumulation=2, resume="must")
     with pytest.raises(RunError, match="holds a run already; give another --name, or --resume"):
         train_here(tmp_path, "done", epochs=1)
     train_here(tmp_path, "done", epochs=1, resume="must", log_every=7)  # which changes nothing that is computed
@@ -255,23 +257,38 @@ def test_old_checkpoints_go_and_a_full_disk_destroys_none(tmp_path: Path, monkey
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(tmp_path: Path) -> None:
-    """By the kernel's own refusal: no file of this process may grow beyond twenty kilobytes."""
     AcceleratorState._reset_state(reset_partial_state=True)
     model = torch.nn.Linear(128, 128)
     binmask = binmask_dist.patch(model, torch.optim.SGD(model.parameters(), lr=0.1), lam=1e-6, epochs=1)
     kept = Checkpoints(tmp_path, 2, binmask, None, accelerator_for(TrainConfig()))
     assert kept.save(1, {"step": 1})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.warns(
-            UserWarning, match=r"could not be written to .*; the run goes on, and the checkpoints before"
-        ):
-            assert not kept.save(2, {"step": 2})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    told = r"could not be written to .*; the run goes on, and the checkpoints before"
+    with full_disk(20_000), pytest.warns(UserWarning, match=told):
+        assert not kept.save(2, {"step": 2})
     assert kept.load_newest() == {"step": 1}
     assert not (tmp_path / "step-00000002").exists()
+
+
+def test_a_signal_on_a_full_disk_does_not_say_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "_write", lambda *arguments: False)
+    monkeypatch.setattr(Progress, "step", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="interrupted, and could not be saved; --resume goes on"):
+        train_here(tmp_path, "stopped")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+def test_a_model_that_cannot_be_written_is_written_by_resume(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("binmask_dist.training.main.save_masks", full)
+        told = r"the model in .*full cannot be written \(No space left on device\); once it can, go on with --resume"
+        with pytest.raises(RunError, match=told):
+            train_here(tmp_path, "full", epochs=1)
+    assert result(train_here(tmp_path, "full", epochs=1, resume="must"))["steps"] == 22
 
 
 def test_the_best_epoch_is_one_that_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

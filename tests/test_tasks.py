@@ -241,6 +241,14 @@ def test_the_saved_processor_prepares_images_as_training_did(mode: str, pictures
         torch.testing.assert_close(pixels, task.test[0][0], rtol=0, atol=0.03)  # two resizers, and a level is 1/255
 
 
+def test_a_model_from_a_folder_of_timm(pictures: Path, tmp_path: Path) -> None:
+    about = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 16, 16], "num_classes": 5}}
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(about))
+    model = make_task(image_config(pictures, model=f"local-dir:{tmp_path / 'saved'}")).make_model()
+    assert (type(model).__name__, model.num_classes) == ("ResNet", 2)
+
+
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -446,6 +454,13 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
     assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
 
 
+def test_a_model_without_a_longest_text(bert: Path, reviews: Path) -> None:
+    """XLNet's config has -1 for what it takes."""
+    arguments = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 16}
+    task = make_task(text_config(Path("xlnet"), reviews, tokenizer=str(bert), model_args=arguments))
+    assert len(measure(task, task.make_model())[0]["loss"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -463,6 +478,26 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
 def test_bad_options_for_texts(options: dict[str, Any], message: str | None, bert: Path, reviews: Path) -> None:
     with pytest.raises(RunError, match=message or "transformers cannot make .*bert") as raised:
         make_task(text_config(bert, reviews, **options)).make_model()
+    assert "\n" not in str(raised.value)
+
+
+SMALL_ROBERTA = {**tiny_texts.SMALL, "vocab_size": 16, "max_position_embeddings": 32}
+SMALL_BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 16, "eos_token_id": 15}
+SMALL_BART |= {f"{part}_{key}": 2 for part in ("encoder", "decoder") for key in ("attention_heads", "ffn_dim")}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("roberta", SMALL_ROBERTA),  # counts positions from the one after its pad token's
+        ("bart", SMALL_BART),  # looks for the end of a text, which this tokenizer does not write
+        ("t5", {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 16, "d_kv": 8, "vocab_size": 16}),
+    ],
+)
+def test_models_that_do_not_fit_the_texts(model: str, arguments: dict, bert: Path, reviews: Path) -> None:
+    task = make_task(text_config(Path(model), reviews, tokenizer=str(bert), max_length=32, model_args=arguments))
+    with pytest.raises(RunError, match=f"{model} does not take 32 tokens of this tokenizer; give another") as raised:
+        task.make_model()
     assert "\n" not in str(raised.value)
 
 
@@ -507,6 +542,15 @@ def test_an_encoder_is_no_language_model(bert: Path, book: Path) -> None:
     with pytest.raises(RunError, match="bert sees the tokens that it is to predict; take a causal model such as gpt2"):
         make_task(lm_config(bert, book)).make_model()
     assert make_task(lm_config(bert, book, model_args={"is_decoder": True})).make_model()
+
+
+def test_a_language_model_with_too_few_positions_for_a_block(bert: Path, book: Path) -> None:
+    """No block of the test part is as long as those of training."""
+    arguments = {**SMALL_ROBERTA, "is_decoder": True}
+    options = {"tokenizer": str(bert), "max_length": 32, "model_args": arguments, "test_fraction": 0.1}
+    task = make_task(lm_config(Path("roberta"), book, **options))
+    with pytest.raises(RunError, match="roberta does not take blocks of 32 tokens; give another max_length, model or"):
+        task.make_model()
 
 
 def test_lines_go_on_in_the_next_line(gpt2: Path, book: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import wandb
 import wandb_server
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from jobs import environment
+from jobs import environment, full_disk
 
 from binmask_dist.training import trackers, tracking
 from binmask_dist.training.config import TrainConfig
@@ -98,6 +99,18 @@ def test_an_epoch_that_was_recorded_but_not_saved_is_recorded_once(tmp_path: Pat
     assert read_records(tmp_path / "metrics.jsonl") == records
 
 
+def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, accelerator: Accelerator) -> None:
+    records = tracked.make_records()
+    tracking = Tracking(tmp_path, QUIET, accelerator, None)
+    told = r"metrics.jsonl cannot be written \(File too large\); once it can, go on with --resume"
+    with full_disk(2_000), pytest.raises(RunError, match=told):
+        log_all(tracking, records)
+    with full_disk(2_000):
+        tracking.finish({}, exit_code=1)
+    kept = read_records(tmp_path / "metrics.jsonl")
+    assert kept and kept == records[: len(kept)]
+
+
 def test_a_run_from_the_start_drops_all_records(tmp_path: Path, accelerator: Accelerator) -> None:
     log_all(Tracking(tmp_path, QUIET, accelerator, None), tracked.make_records())
     Tracking(tmp_path, QUIET, accelerator, None)
@@ -143,8 +156,8 @@ def test_a_trial_is_what_decides_its_result() -> None:
 def test_offline_wandb_holds_what_metrics_jsonl_holds(
     tmp_path: Path, accelerator: Accelerator, stranger: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "my-run"
-    folder.mkdir()
+    folder = tmp_path / "my runs" / "my-run"
+    folder.mkdir(parents=True)
     config = TrainConfig(tags=("mine", "mine"))  # auto: nobody is logged in
     tracking = Tracking(folder, config, accelerator, None)
     log_all(tracking, tracked.make_records())
@@ -172,7 +185,8 @@ def test_offline_wandb_holds_what_metrics_jsonl_holds(
     assert (axes["train/*"], axes["test/*"], axes["layers/*"]) == ("step", "epoch", "epoch")
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert list(Path(line.partition(" wandb sync ")[2]).glob("*.wandb"))
+    (files,) = shlex.split(line.partition(" wandb sync ")[2])
+    assert list(Path(files).glob("*.wandb"))
 
 
 def test_a_resumed_offline_run_is_one_run_with_its_whole_history(
@@ -326,11 +340,23 @@ def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path: Path, accelerator:
     tracking = Tracking(tmp_path, config, accelerator, 20)
     log_all(tracking, [record for record in records if record["step"] > 20])
     tracking.finish({"sparsity": 0.3})
+    assert_tensorboard_holds_what_metrics_jsonl_holds(tmp_path)
 
-    events = read_tensorboard(tmp_path)
+
+def test_tensorboard_that_is_asked_for_later_gets_the_history(tmp_path: Path, accelerator: Accelerator) -> None:
+    records = tracked.make_records()
+    log_all(Tracking(tmp_path, QUIET, accelerator, None), records[:30])
+    tracking = Tracking(tmp_path, TrainConfig(trackers=("tensorboard",)), accelerator, 20)
+    log_all(tracking, [record for record in records if record["step"] > 20])
+    tracking.finish({})
+    assert_tensorboard_holds_what_metrics_jsonl_holds(tmp_path)
+
+
+def assert_tensorboard_holds_what_metrics_jsonl_holds(folder: Path) -> None:
+    events = read_tensorboard(folder)
     logged = {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
     expected: dict[str, dict[int, float]] = {}
-    for record in read_records(tmp_path / "metrics.jsonl"):
+    for record in read_records(folder / "metrics.jsonl"):
         for name, value in panels(record).items():
             expected.setdefault(name, {})[record["step"]] = pytest.approx(value, rel=1e-6)
     assert logged == expected

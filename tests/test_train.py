@@ -378,6 +378,11 @@ def parse_error(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--config=nowhere.yaml"], "nowhere.yaml"),
         (["--target_sparsity=0.9", "--patience=3"], "patience goes back to an epoch of any sparsity"),
         (["--target_sparsity=0.9", "--lam=0"], "target_sparsity steers lam, which must start above zero"),
+        (
+            ["--target_sparsity=0.9", "--epochs=1"],
+            "target_sparsity is made exact in the last epoch, and masks must have",
+        ),
+        (["--target_sparsity=0.9", "--epochs=4", "--warmup=0.7"], "give less warmup or more epochs, into which"),
     ],
 )
 def test_bad_arguments_get_one_line(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,6 +400,11 @@ def test_yaml_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "unknown key 'mask_lr_finale': did you mean 'mask_lr_final'?" in parse_error(["--config", str(path)], capsys)
 
 
+def test_none_is_null_where_there_may_be_none() -> None:
+    assert parse_config(["--target_sparsity=0.5", "--target_sparsity=None"]).target_sparsity is None  # wandb's agent
+    assert parse_config(["--name=None"]).name == "None"
+
+
 def test_one_word_is_a_tuple_of_one() -> None:
     config = parse_config(["--input_columns", "image", "--tags=a"])
     assert (config.input_columns, config.tags) == (("image",), ("a",))
@@ -409,6 +419,7 @@ def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--lam LAM" in text
     assert "penalty per weight that is on" in text
+    assert "The best is chosen on the test data, whose closing figure is then too good" in " ".join(text.split())
     assert f"default: {TrainConfig.lam}" in text
 
 

@@ -2,11 +2,14 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import jsonargparse
+
+from binmask_dist.method.algorithm import warmup_epochs
 
 WORDS = tuple[str, ...]
 
@@ -86,7 +89,11 @@ class TrainConfig:
     label_smoothing: float = option(0.0, "part of a label that is spread over all classes")
     ema_decay: float = option(0.0, "evaluate and save a moving average of the weights; 0: the weights; 0.999, say")
     mixed_precision: Literal["", "fp32", "fp16", "bf16"] = option("", "empty: what accelerate launch was told")
-    patience: int = option(0, "stop after so many epochs without a better metric, and keep the best; 0: never")
+    patience: int = option(
+        0,
+        "stop after so many epochs without a better metric, and keep the best; 0: never. The best is chosen on the "
+        "test data, whose closing figure is then too good, unless validation_fraction holds others out",
+    )
     metric: str = option("", "what patience watches: loss, accuracy, auc; empty: the task's first")
 
     method: Literal[
@@ -163,6 +170,11 @@ class TrainConfig:
         is_steered = method == "binmask" and target is not None
         _check(not is_steered or self.lam > 0, "target_sparsity steers lam, which must start above zero")
         _check(
+            not is_steered or self.epochs - warmup_epochs(self.warmup, self.epochs) > 1,
+            "target_sparsity is made exact in the last epoch, and masks must have learnt in one before that; give less "
+            "warmup or more epochs, into which steps_per_epoch cuts the data",
+        )
+        _check(
             method == "rigl" or target is None or not self.patience,
             "patience goes back to an epoch of any sparsity, and target_sparsity is reached at the end; leave one out",
         )
@@ -215,7 +227,9 @@ def parse_options(kind: type[Any], script: str, description: str, args: Sequence
         # one word without brackets is a tuple of one
         type_ = key.type | str if key.type == WORDS else key.type
         section.add_argument(f"--{key.name}", type=type_, default=default, help=key.metadata["help"], **bare)
-    values = parser.parse_args(args).as_dict()
+    may_be_null = [f"--{key.name}" for key in fields(kind) if type(None) in get_args(key.type)]
+    as_yaml = {f"{key}=None": f"{key}=null" for key in may_be_null}  # as `wandb agent` writes a null
+    values = parser.parse_args([as_yaml.get(word, word) for word in (sys.argv[1:] if args is None else args)]).as_dict()
     for key in fields(kind):
         if key.type == WORDS and isinstance(values[key.name], str):
             values[key.name] = (values[key.name],)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from binmask_dist import BinMask
-from binmask_dist.method import readout
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
@@ -28,7 +27,7 @@ from binmask_dist.training.models import tie_again
 from binmask_dist.training.optimizers import learning_rate
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.run_folder import RunFolder
-from binmask_dist.training.steering import Steering
+from binmask_dist.training.steering import Course, Steering
 from binmask_dist.training.tasks.base import Batch, RunError, Task, seed_everything
 from binmask_dist.training.tracking import Tracking, flips_so_far, mask_record
 
@@ -48,7 +47,7 @@ class Position:
     interval_good_steps: int = 0
     seconds: float = 0.0
     flips: dict[str, int] | None = None  # `flips_so_far` at the start of this epoch
-    steering: dict[str, Any] | None = None
+    steering: dict[str, Any] | None = None  # its course
     best: float | None = None
     epochs_since_best: int = 0
     before_finetuning: dict[str, Any] | None = None
@@ -56,9 +55,15 @@ class Position:
 
 
 class Interrupted(Exception):
-    """A signal asked the run to end; it has been saved."""
+    """A signal asked the run to end; it has been saved, if the disk let it."""
 
-    def __init__(self, signal: int) -> None:
+    def __init__(self, signal: int, is_saved: bool) -> None:
+        if is_saved:
+            super().__init__("interrupted and saved; the same command with --resume goes on")
+        else:
+            super().__init__(
+                "interrupted, and could not be saved; --resume goes on from the checkpoint before, or anew"
+            )
         self.exit_code = 128 + signal  # as if the signal had ended it: launchers know these
 
 
@@ -84,18 +89,17 @@ class Loop:
         self.average = Average(self.bare_model, config.ema_decay) if config.ema_decay else None
         self.steering: Steering | None = None
         if config.target_sparsity and isinstance(self.method, BinMask):  # other methods go there by themselves
-            self.steering = Steering.begin(config.target_sparsity, config.lam)
+            self.steering = Steering(self.method, config, self.steps_per_epoch)
         self.checkpoints = Checkpoints(
             folder.path / "checkpoints", config.keep_checkpoints, self.method, self.average, accelerator
         )
         self.checkpoints.check_space(size)
         self.position = Position()
-        if self.steering:
-            self._set_lam(self.steering.lam)
         resumed = self.checkpoints.load_newest()
         if resumed is not None:
             self.position = Position(**resumed)
-            self.steering = Steering(**self.position.steering) if self.position.steering else None
+            if self.steering and self.position.steering:
+                self.steering.course = Course(**self.position.steering)
             if accelerator.scaler and self.position.loss_scaler:
                 accelerator.scaler.load_state_dict(self.position.loss_scaler)
         resume_step = None if resumed is None else self.position.step
@@ -125,7 +129,7 @@ class Loop:
         if position.epoch >= config.epochs:
             self.method.freeze()
         elif self.steering:
-            self._settle(self.steering.target)
+            self.steering.begin_epoch(position.epoch, position.step_in_epoch)
         self.model.train()
         batches = self._batches()
         self.interval_start = (position.step, time.perf_counter())
@@ -135,7 +139,8 @@ class Loop:
             position.step += 1
             if self.average:
                 self.average.update()
-            self._steer()
+            if self.steering:
+                self.steering.after_step(position.epoch, position.step_in_epoch)
             self._after_step()
         batches.close()
 
@@ -209,43 +214,15 @@ class Loop:
         self.progress.step(self._log_step() if position.step % config.log_every == 0 else None)
         is_last = position.step_in_epoch == self.steps_per_epoch
         if self.signal:
-            self.save()
-            raise Interrupted(self.signal)
+            raise Interrupted(self.signal, self.save())
         if config.checkpoint_every and position.step % config.checkpoint_every == 0 and not is_last:
             self.save()
-
-    def _steer(self) -> None:
-        """Some ten times in an epoch: a pass over the latents each time."""
-        interval = max(1, self.steps_per_epoch // 10)
-        if self.steering and self.method.is_learning() and self.position.step_in_epoch % interval == 0:
-            self._set_lam(self.steering.correct(self.method.sparsity(), self._sparsity_ahead()))
-
-    def _settle(self, target: float) -> None:
-        """For the last epoch of a steered run: what lam cannot reach is put right, and the weights get used to it."""
-        position = self.position
-        is_last = position.epoch == self.config.epochs - 1
-        if is_last and position.epoch and self.method.mask_rate(position.epoch - 1):  # the masks have learnt
-            assert isinstance(self.method, BinMask)
-            if position.step_in_epoch == 0:
-                self.method.settle(target)
-            self.method.freeze()
-
-    def _sparsity_ahead(self) -> float:
-        """What the latents are heading for: as far as one starts from zero, or as the rest of the run can carry it."""
-        epoch, steps = self.position.epoch, self.steps_per_epoch
-        rates = [self.method.mask_rate(later) for later in range(epoch, self.config.epochs)]
-        left = sum(rates) * steps - rates[0] * self.position.step_in_epoch
-        return readout.expected_sparsity(self.method, min(self.config.alpha0, left))
 
     @property
     def skipped_steps(self) -> int:
         """Steps that changed nothing because a gradient was not finite. ZeRO looks for them itself, and starts to count
         anew with every start of the job."""
         return self.method.skipped_steps + getattr(self.model, "skipped_steps", 0)
-
-    def _set_lam(self, lam: float) -> None:
-        for group in self.method.masked_groups:
-            group["lam"] = lam
 
     def _end_epoch(self) -> None:
         position = self.position
@@ -277,9 +254,9 @@ class Loop:
                 with batch_statistics(self.bare_model):
                     position.before_finetuning["batch_statistics"] = self._evaluate("test", self.test_loader)
         position.flips = flips_so_far(self.method)
-        self.save()
+        is_saved = self.save()
         if self.signal:
-            raise Interrupted(self.signal)
+            raise Interrupted(self.signal, is_saved)
 
     def _look_for_the_best(self, record: dict[str, Any]) -> None:
         """Early stopping: keep the best epoch, and go on from it when there was no better one for too long."""
@@ -333,12 +310,13 @@ class Loop:
             state = {name.removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
             return self.task.save_model(self.bare_model, tie_again(self.bare_model, state), folder)
 
-    def save(self) -> None:
+    def save(self) -> bool:
+        """Whether it could be written."""
         self._fold_sums()
         self._seconds()
-        self.position.steering = asdict(self.steering) if self.steering else None
+        self.position.steering = asdict(self.steering.course) if self.steering else None
         self.position.loss_scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler else None
-        self.checkpoints.save(self.position.step, asdict(self.position))
+        return self.checkpoints.save(self.position.step, asdict(self.position))
 
     def _log_step(self) -> float:
         """Returns the mean loss since the last record."""

@@ -16,7 +16,7 @@ from binmask_dist.training.heap import keep_freed_memory
 from binmask_dist.training.interruption import end_with_the_launcher
 from binmask_dist.training.loop import Interrupted, Loop
 from binmask_dist.training.metrics_file import jsonable
-from binmask_dist.training.mistakes import made_or_told, told_in_a_sentence
+from binmask_dist.training.mistakes import made_or_told, told_in_a_sentence, writing
 from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
@@ -35,7 +35,7 @@ def main(config: TrainConfig) -> None:
         with told_in_a_sentence(accelerator):
             train(config, accelerator)
     except Interrupted as interruption:
-        accelerator.print("interrupted and saved; the same command with --resume goes on", flush=True)
+        accelerator.print(interruption, flush=True)
         raise SystemExit(interruption.exit_code) from None
     accelerator.end_training()
 
@@ -75,10 +75,10 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
         )
         try:
             loop.run()
+            finish(loop, folder)
         except (Interrupted, RunError) as error:
             loop.tracking.finish({}, exit_code=getattr(error, "exit_code", 1))
             raise
-        finish(loop, folder)
 
 
 def finish(loop: Loop, folder: RunFolder) -> None:
@@ -86,10 +86,12 @@ def finish(loop: Loop, folder: RunFolder) -> None:
     accelerator, config = loop.accelerator, loop.config
     metrics = loop.evaluate()
     masks, layer_sparsity = loop.method.masks(), loop.method.layer_sparsity()
-    files = loop.save_model(folder.path / "model")
+    with writing(f"the model in {folder.path}"):
+        files = loop.save_model(folder.path / "model")
+        if accelerator.is_main_process:
+            save_masks(folder.path / "masks.safetensors", masks)
     if not accelerator.is_main_process:
         return
-    save_masks(folder.path / "masks.safetensors", masks)
     result = jsonable(
         {
             "task": config.task,
@@ -109,7 +111,8 @@ def finish(loop: Loop, folder: RunFolder) -> None:
             "processes": accelerator.num_processes,
         }
     )
-    plots.draw(folder.path)
+    with writing(f"the plots in {folder.path}"):
+        plots.draw(folder.path)
     print(report.table(result, folder.path), flush=True)
     folder.write_json("result.json", result)  # a run that has it is finished
     loop.tracking.finish(result)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class MetricsFile:
         kept = [] if resume_step is None else [record for record in read_records(path) if record["step"] <= resume_step]
         kept = [record for record in kept if (record["kind"], record.get("epoch")) != ("epoch", open_epoch)]
         write_atomically(path, "".join(_line(record) for record in kept))
+        self.path = path
         self.kept = kept
         self.file = path.open("a", encoding="utf-8")
 
@@ -33,7 +35,8 @@ class MetricsFile:
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # of a record that `add` has not got rid of, and has raised for
+            self.file.close()
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

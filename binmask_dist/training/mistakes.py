@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from accelerate import Accelerator
+from safetensors import SafetensorError
 
 from binmask_dist.engines.accelerator import EngineError
 from binmask_dist.training.tasks.base import RunError
@@ -36,6 +37,18 @@ def told_in_a_sentence(accelerator: Accelerator) -> Iterator[None]:
             where = "" if accelerator.is_main_process else f" in process {accelerator.process_index}"
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A disk inside the block that is full, or gone, ends the run with a sentence, too."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(
+            f"{what} cannot be written ({reason}); once it can, go on with --resume, or start anew under another --name"
+        ) from error
 
 
 def _main_process_tells(text: str, accelerator: Accelerator) -> bool:

@@ -21,10 +21,12 @@ from binmask_dist.methods.dropout import Dropout
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, did_you_mean
 
+TIMM_SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")  # of models that are not in its own list
+
 
 def is_timm(name: str) -> bool:
     """Whether timm makes it; otherwise transformers is asked, if it looks like one of theirs."""
-    if timm.is_model(name):
+    if timm.is_model(name) or name.startswith(TIMM_SOURCES):
         return True
     if Path(name).is_dir() or "/" in name or _is_architecture(name):
         return False
@@ -52,12 +54,18 @@ def check_sizes(config: TrainConfig, **sizes: int) -> None:
 
 
 @contextmanager
-def on_trial(model: nn.Module) -> Iterator[None]:
-    """To see what a new model answers. It stays as it is, and so does what the run is going to draw at random."""
+def on_trial(model: nn.Module, problem: str) -> Iterator[None]:
+    """To see what a new model answers, before anything is trained; if it raises, the problem is said.
+
+    It stays as it is, and so does what the run is going to draw at random.
+    """
     was_training = model.training
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model.eval()
-        yield
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model.eval()
+            yield
+    except Exception as error:  # whatever the network's own code raises
+        raise RunError(f"{problem}: {first_line(error)}") from error
     model.train(was_training)
 
 
@@ -137,8 +145,9 @@ def check_fits(config: TrainConfig, model_config: Any, tokenizer: Any) -> None:
     vocabulary = getattr(model_config, "vocab_size", None)
     if vocabulary is None:
         raise RunError(f"{config.model} is no model of texts: its config has no vocab_size; give another model")
-    positions = getattr(model_config, "max_position_embeddings", None) or config.max_length
-    longest = min(positions, tokenizer.model_max_length)
+    positions = getattr(model_config, "max_position_embeddings", None) or 0  # -1 is no limit, too: XLNet says so
+    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit > 0]
+    longest = min(limits, default=config.max_length)
     if config.max_length > longest:
         raise RunError(f"max_length {config.max_length} is more than the {longest} tokens that {config.model} takes")
     if len(tokenizer) > vocabulary:

@@ -24,11 +24,12 @@ from accelerate.utils import broadcast_object_list
 
 from binmask_dist.files import write_atomically
 from binmask_dist.training.config import TrainConfig
+from binmask_dist.training.mistakes import writing
 from binmask_dist.training.tasks.base import RunError
 
 # Keys that may change when a run is resumed: they do not change what it computes, but for rounding.
-FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "accumulation"}
-FREE |= {"compile", "mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
+FREE = {"name", "run_root", "resume", "checkpoint_every", "keep_checkpoints", "on_nan", "workers", "compile"}
+FREE |= {"mixed_precision", "log_every", "trackers", "wandb_mode", "project", "group", "tags"}
 
 LOCK, CONFIG, ENVIRONMENT = ".lock", "config.json", "environment.json"
 LOCK_LIMIT, LOCK_INTERVAL = 8.0, 0.2  # seconds
@@ -76,7 +77,8 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         if self.accelerator.is_main_process:
-            write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
+            with writing(str(self.path / name)):
+                write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
 
     def add_environment(self, environment: dict[str, Any]) -> None:
         """One entry for every start: a resumed run may go on elsewhere."""

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import threading
@@ -145,7 +146,8 @@ class Wandb:
         self.run.summary.update({"result": summary})
         self.run.finish(exit_code=exit_code)
         if self.mode == "offline":
-            say(f"to upload the run to W&B: wandb sync {self.folder / 'wandb' / Path(self.run.settings.sync_dir).name}")
+            files = self.folder / "wandb" / Path(self.run.settings.sync_dir).name
+            say(f"to upload the run to W&B: wandb sync {shlex.quote(str(files))}")
 
     def abandon(self) -> None:
         """At exit wandb waits for its service, for as long as that takes: end it now."""
@@ -178,14 +180,18 @@ class TensorBoard:
     def __init__(self, folder: Path, config: TrainConfig, resume_step: int | None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise RunError("TensorBoard is not installed: `pip install tensorboard`, or leave it out of --trackers")
+        self.folder = folder / "tensorboard"
         self.config = config
         # hides what an interrupted run wrote after its last checkpoint
-        self.tracker = TensorBoardTracker("tensorboard", folder, purge_step=(resume_step or 0) + 1)
+        self.tracker = TensorBoardTracker(self.folder.name, folder, purge_step=(resume_step or 0) + 1)
 
     def start(self, history: list[Record]) -> None:
+        is_new = not self.folder.exists()  # if not, it has the history
         self.tracker.start()
-        if not history:
+        if is_new or not history:
             self._add_text("config", asdict(self.config))
+        for record in history if is_new else []:
+            self.log(record)
 
     def log(self, record: Record) -> None:
         values = panels(record)

@@ -16,6 +16,7 @@ from binmask_dist import BinMask, MaskedOptimizer
 from binmask_dist.method import readout
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.metrics_file import FILE_NAME, MetricsFile, jsonable
+from binmask_dist.training.mistakes import writing
 from binmask_dist.training.tasks.base import RunError
 from binmask_dist.training.trackers import FINISH_LIMIT, Record, Tracker, make_trackers, say
 
@@ -56,7 +57,8 @@ class Tracking:
         if not self.writes:
             return
         record = jsonable(record)
-        self.file.add(record)
+        with writing(str(self.file.path)):
+            self.file.add(record)
         for follower in self.followers:
             follower.log(record)
 

@@ -175,14 +175,9 @@ class ImageClassification(Classification):
         """Many networks say only when they are used that images are too small for them."""
         batch = self.collate([self.test[0]])
         images = " x ".join(map(str, self.shape))
-        try:
-            with on_trial(model):
-                logits, _ = self.predict(model, batch)
-        except Exception as error:  # whatever the network's own code raises
-            raise RunError(
-                f"{self.config.model} does not take images of {images}; give another image_size, model or model_args: "
-                f"{first_line(error)}"
-            ) from error
+        problem = f"{self.config.model} does not take images of {images}; give another image_size, model or model_args"
+        with on_trial(model, problem):
+            logits, _ = self.predict(model, batch)
         if logits.shape != (1, len(self.classes.names)):
             raise RunError(
                 f"{self.config.model} makes {tuple(logits.shape[1:])} numbers of an image, "

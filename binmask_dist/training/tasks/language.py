@@ -91,10 +91,13 @@ class LanguageModelling(Task):
 
     def _looks_ahead(self, model: nn.Module) -> bool:
         """Whether the last token of a text changes what is said before it: encoders such as BERT do that."""
-        batch = self.collate([self.test[0]])
+        length = self.config.max_length
+        batch = self.collate([{"input_ids": (self.test[0]["input_ids"] * length)[:length]}])  # none is longer
         other = batch["input_ids"].clone()
         other[:, -1] = (other[:, -1] + 1) % self.model_config.vocab_size
-        with on_trial(model):
+        name = self.config.model
+        problem = f"{name} does not take blocks of {length} tokens; give another max_length, model or model_args"
+        with on_trial(model, problem):
             before, after = (
                 self._predict(model, {**batch, "input_ids": ids})[0] for ids in (batch["input_ids"], other)
             )

@@ -15,9 +15,11 @@ from binmask_dist.training.data import Stream, finish_rows, map_batches
 from binmask_dist.training.models import (
     check_fits,
     check_sizes,
+    is_whole,
     load_tokenizer,
     make_transformers,
     named_classes,
+    on_trial,
     save_transformers,
     transformers_config,
 )
@@ -67,7 +69,22 @@ class TextClassification(Classification):
         return model(**inputs).logits, batch["labels"]
 
     def make_model(self) -> nn.Module:
-        return make_transformers("AutoModelForSequenceClassification", self.config, self.model_config)
+        model = make_transformers("AutoModelForSequenceClassification", self.config, self.model_config)
+        if is_whole(model):
+            self._try(model)
+        return model
+
+    def _try(self, model: nn.Module) -> None:
+        """Many networks say only when they are used that texts are too long, or lack a token that they look for."""
+        short = self.test[0]
+        longest = self.encode({**short, **dict.fromkeys(self.columns, "a " * self.config.max_length)})
+        batch = self.collate([longest, short])
+        problem = (
+            f"{self.config.model} does not take {self.config.max_length} tokens of this tokenizer; "
+            "give another max_length, tokenizer, model or model_args"
+        )
+        with on_trial(model, problem):
+            self.predict(model, batch)
 
     def save_model(self, model: nn.Module, state: dict[str, Tensor], folder: Path) -> list[Path]:
         return save_transformers(model, state, folder, self.tokenizer)
