@@ -414,6 +414,13 @@ def test_texts_are_cut_and_padded(bert: Path, reviews: Path) -> None:
     assert torch.equal(batch["attention_mask"] == 0, batch["input_ids"] == 0)
 
 
+def test_texts_that_are_numbers_in_the_training_part_are_refused(bert: Path, tmp_path: Path) -> None:
+    train, test = Dataset.from_dict({"s": [1, 2], "y": [0, 1]}), Dataset.from_dict({"s": ["a", "b"], "y": [0, 1]})
+    DatasetDict(train=train, test=test).save_to_disk(tmp_path / "data")
+    with pytest.raises(RunError, match="the column 's' holds numbers in the training data and words in the test data"):
+        make_task(text_config(bert, tmp_path / "data", input_columns=()))
+
+
 def test_a_stream_of_texts(bert: Path, reviews: Path) -> None:
     options = {"streaming": True, "steps_per_epoch": 6, "test_split": str(reviews)}
     streamed, plain = make_task(text_config(bert, reviews, **options)), make_task(text_config(bert, reviews))

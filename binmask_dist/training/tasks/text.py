@@ -33,6 +33,7 @@ class TextClassification(Classification):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.columns = find_texts(self.data.features, config.input_columns, self.data.label, most=2)
+        self.data.check_columns(self.columns)
         self.tokenizer = load_tokenizer(config)
         if self.tokenizer.pad_token is None:
             if self.tokenizer.eos_token is None:
