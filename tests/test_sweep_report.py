@@ -227,7 +227,7 @@ def test_one_lucky_trial_is_not_the_best_of_many(tmp_path: Path) -> None:
 def test_the_closing_text_says_where_things_are_and_what_was_left_out(sweep: Path, said: str) -> None:
     lines = said.splitlines()
     assert lines[0] == f"37 trials of 11 configurations: {sweep / 'report' / 'report.html'}"
-    assert lines[2] == "2 of the configurations have one trial: no interval, and no test"
+    assert lines[2] == "2 configurations with one trial: no interval, and no test"
     assert lines[3] == "2 left out:"
     assert f"  {sweep / 'trials' / 'unfinished'} is not finished: it has no result.json" in lines
     assert any("result.json cannot be read" in line for line in lines)

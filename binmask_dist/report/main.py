@@ -113,15 +113,18 @@ def _left_out_markdown(trials: Trials) -> str:
 def _closing_text(analysis: Analysis, folder: Path) -> str:
     configurations = [each for problem in analysis.problems for each in problem.columns]
     single = sum(len(each.trials) == 1 for each in configurations)
-    lines = [
-        f"{len(analysis.trials.used):,} trials of {len(configurations):,} configurations: {folder / 'report.html'}"
-    ]
+    counts = f"{_counted(len(analysis.trials.used), 'trial')} of {_counted(len(configurations), 'configuration')}"
+    lines = [f"{counts}: {folder / 'report.html'}"]
     lines.append("tables.md, tables.tex, figures/*.png and *.svg, and all numbers in summary.json lie beside it")
     if single:
-        lines.append(f"{single:,} of the configurations have one trial: no interval, and no test")
+        lines.append(f"{_counted(single, 'configuration')} with one trial: no interval, and no test")
     if analysis.trials.left_out:
         lines.append(_named(analysis.trials))
     return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _named(trials: Trials) -> str:
