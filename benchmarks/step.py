@@ -4,7 +4,11 @@
 
 A step is forward and backward pass, and update. Machines may be shared and noisy, so every round takes a step or two of
 every variant in turn, with as many of dense between them: a ratio is of the variant's steps over the mean of the dense
-ones before and after. Printed are the median over all rounds, and its 95% interval. Variants:
+ones before and after. Printed are the median over all rounds, and its 95% interval.
+
+With --keep_memory the process keeps the memory that a step frees, as the training command does. Of itself it gives
+large blocks back to the system, and faults them in again: that is part of an ordinary loop's time, dense or not, and
+with large activations most of its noise. Variants:
 
     dense         the network and torch's optimizer, as one would write it
     dense fused   the same with the optimizer's fused=True
@@ -40,6 +44,7 @@ from binmask_dist.method.algorithm import Scalars
 from binmask_dist.method.reference import Quantise
 from binmask_dist.method.updates import known_update
 from binmask_dist.networks import vgg19_bn, wide_resnet32
+from binmask_dist.training.heap import keep_freed_memory
 
 
 def sgd(params, **changes):
@@ -212,14 +217,14 @@ def bandwidth() -> dict:
     return dict(copy=statistics.median(copies) / 1e9, step=statistics.median(steps) / 1e9)
 
 
-def run_ranks(networks: list[str], seconds: float) -> list[dict]:
+def run_ranks(network: str, arguments: argparse.Namespace) -> list[dict]:
     """The same on two ranks of DDP, each with one thread."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        arguments = ["--networks", *networks, "--seconds", str(seconds), "--json", str(out)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, __file__, *arguments], check=True, env=environment)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
+        options = ["--networks", network, "--seconds", str(arguments.seconds), "--json", str(out)]
+        options += ["--keep_memory"] if arguments.keep_memory else []
+        subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return json.loads(out.read_text())
 
 
@@ -261,10 +266,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--seconds", type=float, default=45, help="measuring time per network (default 45)")
+    parser.add_argument("--keep_memory", action="store_true", help="keep what a step frees for the next one")
     parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--json", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if arguments.keep_memory:
+        keep_freed_memory()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
         rows = [measure(name, arguments.seconds) for name in arguments.networks]
@@ -277,7 +285,7 @@ def main() -> None:
     for ranks in arguments.ranks:
         for name in arguments.networks:
             print(f"measuring {name} on {ranks} rank(s) ...", flush=True)
-            rows += [measure(name, arguments.seconds)] if ranks == 1 else run_ranks([name], arguments.seconds)
+            rows += [measure(name, arguments.seconds)] if ranks == 1 else run_ranks(name, arguments)
     print_tables(rows)
     if 1 in arguments.ranks:
         speed = bandwidth()
