@@ -1,8 +1,8 @@
 """What every method with masks is to the world: a torch optimizer around the user's own, and the masks it can tell of.
 
 Engines, checkpoints and the training loop speak to this face. `BinMask` is behind it, and so are the methods that it is
-compared with (`binmask_dist.methods`). A subclass says what a step does, and keeps `latent` in the state of each masked
-weight: the weight is on where latent >= 0. Before there is a state, all masks are on.
+compared with (`binmask_dist.baselines`). A subclass says what a step does, and keeps `latent` in the state of each
+masked weight: the weight is on where latent >= 0. Before there is a state, all masks are on.
 """
 
 import math

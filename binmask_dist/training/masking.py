@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from binmask_dist import MaskedOptimizer, patch
+from binmask_dist.baselines import METHODS, Settings, make_method
 from binmask_dist.engines.accelerator import SHARDING
-from binmask_dist.methods import METHODS, Settings, make_method
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.optimizers import make_optimizer
 from binmask_dist.training.tasks.base import RunError

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import binmask_dist.networks  # noqa: F401 - registers the paper's networks with timm
+from binmask_dist.baselines.dropout import Dropout
 from binmask_dist.files import replacing, write_atomically
-from binmask_dist.methods.dropout import Dropout
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, did_you_mean
 

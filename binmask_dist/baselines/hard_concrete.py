@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Settings
-from binmask_dist.methods.random_gates import RandomGates
+from binmask_dist.baselines.base import Settings
+from binmask_dist.baselines.random_gates import RandomGates
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 FIRST_DROP_RATE = 0.3  # the paper's for wide residual networks

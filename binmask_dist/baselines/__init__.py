@@ -8,15 +8,15 @@ in the place of `binmask_dist.patch`: the result goes to `accelerator.prepare` i
 from torch import nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Method, Settings
-from binmask_dist.methods.dense import Dense
-from binmask_dist.methods.dropout import Dropout
-from binmask_dist.methods.hard_concrete import HardConcrete
-from binmask_dist.methods.l1 import L1
-from binmask_dist.methods.l2 import L2
-from binmask_dist.methods.magnitude import Magnitude
-from binmask_dist.methods.probmask import ProbMask
-from binmask_dist.methods.rigl import RigL
+from binmask_dist.baselines.base import Method, Settings
+from binmask_dist.baselines.dense import Dense
+from binmask_dist.baselines.dropout import Dropout
+from binmask_dist.baselines.hard_concrete import HardConcrete
+from binmask_dist.baselines.l1 import L1
+from binmask_dist.baselines.l2 import L2
+from binmask_dist.baselines.magnitude import Magnitude
+from binmask_dist.baselines.probmask import ProbMask
+from binmask_dist.baselines.rigl import RigL
 
 METHODS: dict[str, type[Method]] = {
     "dense": Dense,

@@ -12,8 +12,8 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Settings, largest, set_mask
-from binmask_dist.methods.hard_masks import HardMasks, Row
+from binmask_dist.baselines.base import Settings, largest, set_mask
+from binmask_dist.baselines.hard_masks import HardMasks, Row
 
 END = 0.75  # of the steps
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Settings, largest, set_mask
-from binmask_dist.methods.hard_masks import HardMasks, Row
+from binmask_dist.baselines.base import Settings, largest, set_mask
+from binmask_dist.baselines.hard_masks import HardMasks, Row
 
 ALPHA = 0.3  # part of a layer's weights that the first change exchanges
 END = 0.75  # of the steps

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from binmask_dist.baselines.base import Method, signs
 from binmask_dist.method.algorithm import mask
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, signs
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state, which may not be in the optimizer's yet
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from binmask_dist.baselines.base import Method, set_mask
 from binmask_dist.method.algorithm import mask
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method, set_mask
 
 Row = tuple[Tensor, dict[str, Any]]  # a masked weight and its state
 MOST_SAMPLES = 64  # for a batch: seeds of later ones would be those of the next step

@@ -5,8 +5,8 @@ W = U(W, g)
 
 from typing import ClassVar
 
+from binmask_dist.baselines.base import Method
 from binmask_dist.method.gradients import scale
-from binmask_dist.methods.base import Method
 
 
 class Dense(Method):

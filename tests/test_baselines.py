@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import binmask_dist
-from binmask_dist.methods import METHODS, Settings, make_method
-from binmask_dist.methods.base import largest
-from binmask_dist.methods.hard_concrete import HardConcrete, hard_concrete, probability_on
-from binmask_dist.methods.magnitude import cubic_sparsity
-from binmask_dist.methods.probmask import ProbMask, density_at, project_to_budget_, relaxed_bernoulli, temperature
-from binmask_dist.methods.random_gates import MOST_SAMPLES
-from binmask_dist.methods.rigl import drop_and_grow, drop_fraction, erk_densities
+from binmask_dist.baselines import METHODS, Settings, make_method
+from binmask_dist.baselines.base import largest
+from binmask_dist.baselines.hard_concrete import HardConcrete, hard_concrete, probability_on
+from binmask_dist.baselines.magnitude import cubic_sparsity
+from binmask_dist.baselines.probmask import ProbMask, density_at, project_to_budget_, relaxed_bernoulli, temperature
+from binmask_dist.baselines.random_gates import MOST_SAMPLES
+from binmask_dist.baselines.rigl import drop_and_grow, drop_fraction, erk_densities
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.identity import configuration_name
 from binmask_dist.training.masking import check_engine

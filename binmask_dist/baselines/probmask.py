@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Settings, largest
-from binmask_dist.methods.random_gates import RandomGates, Row
+from binmask_dist.baselines.base import Settings, largest
+from binmask_dist.baselines.random_gates import RandomGates, Row
 
 TINY = 1e-20  # keeps logarithms finite
 BEGIN, END = 0.16, 0.6  # of the epochs: between them the budget falls

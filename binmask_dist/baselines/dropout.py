@@ -8,7 +8,7 @@ The model does it (`model_arguments`); the step is that of dense training.
 
 from typing import Any
 
-from binmask_dist.methods.dense import Dense
+from binmask_dist.baselines.dense import Dense
 
 
 class Dropout(Dense):

@@ -7,8 +7,8 @@ The penalty is part of the loss, so U scales it as it scales the loss: Adam make
 exactly zero: weights with |w| < 1e-4 are what counts as gone. While fine-tuning there is no penalty.
 """
 
+from binmask_dist.baselines.dense import Dense
 from binmask_dist.method.layout import local_part
-from binmask_dist.methods.dense import Dense
 
 
 class L1(Dense):

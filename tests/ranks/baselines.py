@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from binmask_dist.methods import METHODS, Settings, make_method
+from binmask_dist.baselines import METHODS, Settings, make_method
 from ranks import work
 
 STEPS, EPOCHS, SAMPLES = 12, 3, 2
@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
             error = max(float((whole[key] - expected[key]).abs().max()) for key in expected)
             results[f"{name}-{engine}"] = dict(error_from_one_process=error, sparsity=method.sparsity())
     if work.is_first_rank():
-        (folder / "methods.json").write_text(json.dumps(results))
+        (folder / "baselines.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

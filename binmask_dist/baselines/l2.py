@@ -10,8 +10,8 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from binmask_dist.methods.base import Settings
-from binmask_dist.methods.dense import Dense
+from binmask_dist.baselines.base import Settings
+from binmask_dist.baselines.dense import Dense
 
 
 class L2(Dense):

@@ -5,14 +5,14 @@ import json
 import pytest
 from ranks import run_two_ranks
 
-from binmask_dist.methods import METHODS
+from binmask_dist.baselines import METHODS
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("methods")
-    run_two_ranks("methods.py", folder)
-    return json.loads((folder / "methods.json").read_text())
+    folder = tmp_path_factory.mktemp("baselines")
+    run_two_ranks("baselines.py", folder)
+    return json.loads((folder / "baselines.json").read_text())
 
 
 @pytest.mark.parametrize("name", METHODS)
