@@ -6,10 +6,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from accelerate.state import AcceleratorState, GradientState
 
 from binmask_dist.training.config import TrainConfig
@@ -18,6 +19,7 @@ from binmask_dist.training.main import accelerator_for, train
 ROOT = Path(__file__).parent.parent
 # an epoch of a second: 22 steps, masks that move from the second epoch on
 SHORT = dict(epochs=3, warmup=0.34, lam=1e-5, trackers=())
+STARTED: list[subprocess.Popen[str]] = []
 
 
 def train_here(run_root: Path, name: str, **options: Any) -> Path:
@@ -66,7 +68,8 @@ def run(*arguments: str, config: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def start(*arguments: str, config: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    """For a test that ends with `kill_started`."""
+    job = subprocess.Popen(
         command(*arguments, config=config),
         cwd=ROOT,
         env=environment(),
@@ -75,6 +78,17 @@ def start(*arguments: str, config: str = "") -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # so that a signal to its group reaches the launcher's processes, and not the tests
     )
+    STARTED.append(job)
+    return job
+
+
+def kill_started() -> None:
+    """A test that fails would leave its job, which takes the cores from all that come after it."""
+    while STARTED:
+        with suppress(psutil.NoSuchProcess):
+            job = psutil.Process(STARTED.pop().pid)
+            for process in [*job.children(recursive=True), job]:
+                process.kill()
 
 
 def records(folder: Path, kind: str = "epoch") -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from jobs import SHORT, environment, full_disk, options, records, result, run, start, train_here
+from jobs import SHORT, environment, full_disk, kill_started, options, records, result, run, start, train_here
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -44,6 +44,12 @@ OPTIONS = dict(
     lr=2e-3,
 )
 TIMINGS = {"seconds", "steps_per_second", "examples_per_second"}
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left() -> Iterator[None]:
+    yield
+    kill_started()
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -30,13 +31,19 @@ class Interruption:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
 
-    def agree(self, bad_loss: torch.Tensor) -> tuple[int, bool]:
-        """The signal that any process has got, or 0; and whether the loss of any of them is bad."""
+    def agree(self, bad_loss: torch.Tensor) -> Callable[[], tuple[int, bool]]:
+        """Ask all processes, and go on. What is returned waits for the answer: the signal that any of them has got, or
+        0; and whether the loss of any of them is bad."""
         both = torch.stack([torch.full_like(bad_loss, self.signal, dtype=torch.int32), bad_loss.int()])
-        if dist.is_initialized():
-            dist.all_reduce(both, dist.ReduceOp.MAX)
-        number, bad = both.tolist()
-        return number, bool(bad)
+        asked = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True) if dist.is_initialized() else None
+
+        def answer() -> tuple[int, bool]:
+            if asked is not None:
+                asked.wait()
+            number, bad = both.tolist()
+            return number, bool(bad)
+
+        return answer
 
 
 def end_with_the_launcher() -> None:

@@ -170,11 +170,12 @@ class Loop:
             batch = next(batches)
             seed_everything(config.seed, position.step, part, self.accelerator.process_index)
             with self.accelerator.accumulate(self.model):
-                of_part = self._pass(batch)
+                means += self._pass(batch) / config.accumulation
+                if part == config.accumulation - 1:  # the answer travels while the weights are updated
+                    answer = self.interruption.agree(~means[0].isfinite())
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            means += of_part / config.accumulation
-        self.signal, is_bad = self.interruption.agree(~means[0].isfinite())
+        self.signal, is_bad = answer()
         if is_bad:
             self._bad_loss(buffers)
         else:
