@@ -133,7 +133,7 @@ def test_plots_are_drawn_from_the_records(tmp_path: Path, layers: int, metric: s
             record["layer_sparsity"] = {f"layer{index}.weight": index / layers for index in range(layers)}
     records[3]["loss"] = None  # a NaN
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    paths = plots.draw(tmp_path)
+    paths = plots.draw(str(tmp_path))
     assert [path.name for path in paths] == ["sparsity.png", "loss.png", "layers.png"]
     for path in paths:
         pixels = imread(path)
