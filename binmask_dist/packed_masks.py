@@ -26,7 +26,7 @@ def save_masks(path: Path, masks: dict[str, Tensor]) -> None:
         save_file(packed, temporary, metadata={"format": FORMAT, "shapes": json.dumps(shapes)})
 
 
-def load_masks(path: Path) -> dict[str, Tensor]:
+def load_masks(path: str | Path) -> dict[str, Tensor]:
     """Name -> bool tensor, as they were saved."""
     try:
         with safe_open(path, framework="numpy") as file:

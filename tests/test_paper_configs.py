@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from binmask_dist.method import graphs
 from binmask_dist.sweeps import matching
-from binmask_dist.training import checkpoints, plots, report
+from binmask_dist.training import checkpoints, closing_table, plots
 from binmask_dist.training.config import TrainConfig, parse_config
 
 PAPER = ROOT / "configs" / "paper"
@@ -131,7 +131,7 @@ def test_it_runs(
     """Two steps and one of fine-tuning, without what takes long with large networks and is tested elsewhere."""
     monkeypatch.setattr(graphs, "compilation_is_off", lambda: True)
     monkeypatch.setattr(checkpoints, "save_checkpoint", lambda *_: None)
-    monkeypatch.setattr(report, "WORTH_COMPRESSING", 0)
+    monkeypatch.setattr(closing_table, "WORTH_COMPRESSING", 0)
     monkeypatch.setattr(plots, "draw", lambda _: [])
     shorter = dict(batch_size=4, workers=0, epochs=2, steps_per_epoch=1, finetune_epochs=1, trackers=())
     here = dict(dataset=str(images), test_split="test", input_columns=("img",))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 from binmask_dist.packed_masks import load_masks
-from binmask_dist.training import report
+from binmask_dist.training import closing_table
 from binmask_dist.training.averaging import Average
 from binmask_dist.training.config import TrainConfig, parse_config
 from binmask_dist.training.data import digits
@@ -259,8 +259,8 @@ SLOW_MASKS = dict(model="mlp_bn", mask_lr=1e-3, epochs=30)  # most are still on 
 def test_steering_ends_at_the_sparsity_that_was_asked_for(tmp_path: Path, target: float, values: dict) -> None:
     folder = train_here(tmp_path, "steered", **{"warmup": 0.1, "target_sparsity": target, **values})
     assert abs(result(folder)["sparsity"] - target) <= 0.005
-    assert report.table(result(folder), folder).count(f"{target:.2%}, met") == 1
-    assert "90.00%, MISSED" in report.table({**result(folder), "target_sparsity": 0.9, "sparsity": 0.88}, folder)
+    assert closing_table.table(result(folder), folder).count(f"{target:.2%}, met") == 1
+    assert "90.00%, MISSED" in closing_table.table({**result(folder), "target_sparsity": 0.9, "sparsity": 0.88}, folder)
     assert result(folder)["test_accuracy"] > 0.95
     assert len({record["lam"] for record in records(folder, "step")}) > 1
 

@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from binmask_dist import make_accelerator
 from binmask_dist.engines.accelerator import engine_from_environment
 from binmask_dist.packed_masks import save_masks
-from binmask_dist.training import plots, report
+from binmask_dist.training import closing_table, plots
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.environment import environment
 from binmask_dist.training.heap import keep_freed_memory
@@ -70,7 +70,7 @@ def train(config: TrainConfig, accelerator: Accelerator) -> None:
         accelerator.print(
             f"{config.model}: {loop.method.plan.total}\n"
             f"{loop.epochs} epochs of {loop.steps_per_epoch} steps, {engine_from_environment()}, "
-            f"{report.processes_text(accelerator.num_processes)}; run folder {folder.path}",
+            f"{closing_table.processes_text(accelerator.num_processes)}; run folder {folder.path}",
             flush=True,
         )
         try:
@@ -99,8 +99,8 @@ def finish(loop: Loop, folder: RunFolder) -> None:
             "method": config.method,
             **metrics,
             "before_finetuning": loop.position.before_finetuning,
-            **report.saved_figures(files, layer_sparsity),
-            **report.weight_norms(files, layer_sparsity),
+            **closing_table.saved_figures(files, layer_sparsity),
+            **closing_table.weight_norms(files, layer_sparsity),
             "seconds": loop.position.seconds,
             "steps": loop.position.step,
             "skipped_steps": loop.skipped_steps,
@@ -113,6 +113,6 @@ def finish(loop: Loop, folder: RunFolder) -> None:
     )
     with writing(f"the plots in {folder.path}"):
         plots.draw(folder.path)
-    print(report.table(result, folder.path), flush=True)
+    print(closing_table.table(result, folder.path), flush=True)
     folder.write_json("result.json", result)  # a run that has it is finished
     loop.tracking.finish(result)

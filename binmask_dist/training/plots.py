@@ -22,8 +22,9 @@ NAMED_LAYERS = 60  # of more, names would overlap
 Record = dict[str, Any]
 
 
-def draw(folder: Path) -> list[Path]:
+def draw(folder: str | Path) -> list[Path]:
     """Write sparsity.png, loss.png and layers.png into a run folder; returns their paths."""
+    folder = Path(folder)
     records = read_records(folder / FILE_NAME)
     epochs = [record for record in records if record["kind"] == "epoch"]
     steps = [record for record in records if record["kind"] == "step"]

@@ -1,10 +1,6 @@
 """Run by torchrun on two ranks: every engine, one after the other; what was measured goes to a JSON file."""
 
-import argparse
-import json
 import sys
-import traceback
-import warnings
 from pathlib import Path
 
 import psutil
@@ -339,23 +335,5 @@ def _error(call, *arguments) -> str:
 
 
 ALL = (matrix, resume, checkpoints, mixtures, averages, exports, wire, compiled, settled, faults)
-JOBS = {job.__name__: job for job in ALL}
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("jobs", nargs="*", default=list(JOBS))
-    arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    outcome = {}
-    for name in arguments.jobs:
-        try:
-            outcome[name] = JOBS[name](arguments.folder)
-        except Exception:
-            traceback.print_exc()
-            raise
-        if work.is_first_rank():
-            (arguments.folder / f"{name}.json").write_text(json.dumps(outcome[name]))
-            print(f"{name} done", flush=True)
-    work.leave()
+    work.run_jobs(*ALL)

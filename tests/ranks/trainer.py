@@ -1,12 +1,8 @@
 """The transformers Trainer with masks: made by tests in their own process, and run here by torchrun on two ranks."""
 
-import argparse
 import contextlib
-import json
 import os
 import sys
-import traceback
-import warnings
 from pathlib import Path
 
 import torch
@@ -18,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from binmask_dist.integrations.hf_trainer import BinMaskCallback
 from ranks.engines import differences, snapshot
-from ranks.work import is_first_rank, leave
+from ranks.work import is_first_rank, run_jobs
 
 EXAMPLES, BATCH, EPOCHS = 96, 16, 4  # 6 steps an epoch
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -188,21 +184,5 @@ def refusals(folder: Path) -> dict:
     return results
 
 
-JOBS = {job.__name__: job for job in (learn, resume, refusals)}
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("jobs", nargs="*", default=list(JOBS))
-    arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    for name in arguments.jobs:
-        try:
-            outcome = JOBS[name](arguments.folder)
-        except Exception:
-            traceback.print_exc()
-            raise
-        if is_first_rank():
-            (arguments.folder / f"{name}.json").write_text(json.dumps(outcome))
-    leave()
+    run_jobs(learn, resume, refusals)

@@ -1,9 +1,15 @@
 """The small job that the distributed tests run, on one process and on two ranks of every engine."""
 
+import argparse
+import json
 import os
 import sys
+import traceback
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -179,6 +185,27 @@ def whole_parameters(binmask) -> dict[str, torch.Tensor]:
         name: place.gather(None if place.holder is None else place.local(place.holder.detach()), torch.float32).clone()
         for name, place in where.items()
     }
+
+
+def run_jobs(*jobs: Callable[[Path], Any]) -> NoReturn:
+    """The program of a rank: FOLDER [JOB ...], by default all. The first rank writes what each returns to JOB.json."""
+    by_name = {job.__name__: job for job in jobs}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("jobs", nargs="*", default=list(by_name))
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for name in arguments.jobs:
+        try:
+            outcome = by_name[name](arguments.folder)
+        except Exception:
+            traceback.print_exc()
+            raise
+        if is_first_rank():
+            (arguments.folder / f"{name}.json").write_text(json.dumps(outcome))
+            print(f"{name} done", flush=True)
+    leave()
 
 
 def leave() -> NoReturn:

@@ -17,10 +17,10 @@ import tracked
 from matplotlib.image import imread
 from safetensors.torch import save_file
 
-from binmask_dist.training import plots, report
+from binmask_dist.training import closing_table, plots
+from binmask_dist.training.closing_table import saved_figures, table
 from binmask_dist.training.environment import environment, memory_record
 from binmask_dist.training.progress import Progress
-from binmask_dist.training.report import saved_figures, table
 
 MAIN, OTHER = SimpleNamespace(is_main_process=True), SimpleNamespace(is_main_process=False)
 
@@ -115,7 +115,7 @@ def test_the_table_of_a_deep_network_stays_short(tmp_path: Path) -> None:
 
 
 def test_a_large_model_is_not_compressed_for_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "WORTH_COMPRESSING", 100)
+    monkeypatch.setattr(closing_table, "WORTH_COMPRESSING", 100)
     result = make_result(*save_sparse_model(tmp_path))
     assert result["gzip_bytes"] is None
     assert "gzip" not in table(result, Path("x"))
@@ -133,7 +133,7 @@ def test_plots_are_drawn_from_the_records(tmp_path: Path, layers: int, metric: s
             record["layer_sparsity"] = {f"layer{index}.weight": index / layers for index in range(layers)}
     records[3]["loss"] = None  # a NaN
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    paths = plots.draw(tmp_path)
+    paths = plots.draw(str(tmp_path))
     assert [path.name for path in paths] == ["sparsity.png", "loss.png", "layers.png"]
     for path in paths:
         pixels = imread(path)
