@@ -179,6 +179,13 @@ def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool
     assert task.test.tensors[0].shape[0] == 10  # type: ignore[attr-defined]
 
 
+def test_the_strongest_augmentation_of_timm(pictures: Path) -> None:
+    """It keeps none of the bits of colours, which Pillow refuses."""
+    task = make_task(image_config(pictures, augment="rand-m10-n9-p1.0-inc1"))
+    blacks = [bool((task.train[index][0] == -1).all()) for index in range(24)]  # type: ignore[index]
+    assert set(blacks) == {False, True}
+
+
 def test_large_sets_are_decoded_as_they_are_needed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = make_task(image_config(pictures))
     monkeypatch.setattr(image_task, "IN_MEMORY", 1000)
@@ -295,6 +302,8 @@ def test_label_smoothing_is_for_training_only(pictures: Path) -> None:
         ({"model": "xyzzy"}, "such as resnet18"),
         ({"augment": "mirror"}, "augment 'mirror' is unknown; take flip, crop, or"),
         ({"augment": "rand-q9"}, "augment 'rand-q9' is unknown"),
+        ({"augment": "rand-mx"}, "augment 'rand-mx' is unknown"),  # timm would take it for rand
+        ({"augment": "rand-m9-tfoo"}, "augment 'rand-m9-tfoo' is unknown"),
         ({"input_columns": ("label",)}, "'label' holds no readable images"),
         ({"metric": "f1"}, "metric 'f1' is not measured here; there is accuracy, loss, auc"),
         ({"model": "lenet5_bn", "pretrained": True}, "timm has no pretrained weights for lenet5_bn"),

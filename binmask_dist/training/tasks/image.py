@@ -11,8 +11,8 @@ import torch
 from timm.data import create_transform
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
-from torchvision import transforms
 
+from binmask_dist.training.augmentation import augmented
 from binmask_dist.training.columns import find_image
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows
@@ -51,7 +51,7 @@ class ImageClassification(Classification):
             self.model_config = self._transformers_config()
         self.look = self._find_look()
         self.test_transform = create_transform(self.shape, **self.look)
-        self.train_transform = self._augmented()
+        self.train_transform = augmented(config.augment, self.test_transform, self.shape, self.look)
         self.train = self._examples(self.data.train, training=True)
         self.test = self._examples(self.data.test, training=False)
 
@@ -85,22 +85,6 @@ class ImageClassification(Classification):
             if len(look[key]) != self.channels:
                 look[key] = (sum(look[key]) / len(look[key]),) * self.channels
         return look
-
-    def _augmented(self) -> Any:
-        """The protocols of small images; anything else is a policy of timm's, with its random crops and flips."""
-        augment, size = self.config.augment, self.config.image_size
-        if not augment:
-            return self.test_transform
-        if augment in ("flip", "crop"):
-            *resize, to_tensor, normalise = self.test_transform.transforms
-            crop = [transforms.RandomCrop(size, padding=4)] if augment == "crop" else []
-            return transforms.Compose([*resize, *crop, transforms.RandomHorizontalFlip(), to_tensor, normalise])
-        try:
-            return create_transform(self.shape, is_training=True, auto_augment=augment, **self.look)
-        except (AssertionError, KeyError, ValueError) as error:
-            raise RunError(
-                f"augment '{augment}' is unknown; take flip, crop, or a policy of timm's such as rand-m9-mstd0.5"
-            ) from error
 
     def _examples(self, part: Any, training: bool) -> Any:
         # decoding is left to `_example`, so that a stream's rows are decoded by the process that keeps them
