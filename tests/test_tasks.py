@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
@@ -248,12 +248,41 @@ def test_the_saved_processor_prepares_images_as_training_did(mode: str, pictures
         torch.testing.assert_close(pixels, task.test[0][0], rtol=0, atol=0.03)  # two resizers, and a level is 1/255
 
 
-def test_a_model_from_a_folder_of_timm(pictures: Path, tmp_path: Path) -> None:
-    about = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 16, 16], "num_classes": 5}}
+@pytest.fixture
+def timm_folder(tmp_path: Path) -> Path:
+    """A vision transformer for images of 32 pixels, without its weights."""
+    about = {
+        "input_size": [3, 32, 32],
+        "fixed_input_size": True,
+        "mean": [0.1] * 3,
+        "std": [0.2] * 3,
+        "classifier": "head",
+    }
+    saved = {"architecture": "test_vit", "model_args": {"depth": 2}, "pretrained_cfg": {**about, "num_classes": 5}}
     (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "config.json").write_text(json.dumps(about))
-    model = make_task(image_config(pictures, model=f"local-dir:{tmp_path / 'saved'}")).make_model()
-    assert (type(model).__name__, model.num_classes) == ("ResNet", 2)
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(saved))
+    return tmp_path / "saved"
+
+
+def test_a_model_from_a_folder_of_timm(pictures: Path, timm_folder: Path, tmp_path: Path) -> None:
+    task = make_task(image_config(pictures, model=f"local-dir:{timm_folder}"))
+    model = task.make_model()
+    assert (len(model.blocks), model.num_classes, model.patch_embed.img_size) == (2, 2, (16, 16))
+    (path,) = task.save_model(model, model.state_dict(), tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "model.json").read_text())
+    stock = timm.create_model(about["architecture"], **about["arguments"])  # without the folder
+    stock.load_state_dict(load_file(path))
+
+
+def test_a_pretrained_model_from_a_folder_of_timm(pictures: Path, timm_folder: Path) -> None:
+    options = {"model": f"local-dir:{timm_folder}", "pretrained": True}
+    with pytest.raises(RunError, match="timm cannot make local-dir:"):
+        make_task(image_config(pictures, **options)).make_model()
+    weights = timm.create_model("test_vit", depth=2, num_classes=5, img_size=32).state_dict()
+    save_file(weights, timm_folder / "model.safetensors")
+    task = make_task(image_config(pictures, image_size=32, **options))
+    assert torch.equal(task.make_model().blocks[1].attn.qkv.weight, weights["blocks.1.attn.qkv.weight"])
+    assert task.look["mean"] == [0.1] * 3  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -307,6 +336,8 @@ def test_label_smoothing_is_for_training_only(pictures: Path) -> None:
         ({"input_columns": ("label",)}, "'label' holds no readable images"),
         ({"metric": "f1"}, "metric 'f1' is not measured here; there is accuracy, loss, auc"),
         ({"model": "lenet5_bn", "pretrained": True}, "timm has no pretrained weights for lenet5_bn"),
+        ({"model": "test_vit.mine"}, r"timm cannot find the model test_vit.mine: Invalid pretrained tag \(mine\)"),
+        ({"model": "local-dir:/no/where"}, "timm cannot find the model local-dir:/no/where: Config file not found"),
         ({"model": "no/where"}, "transformers cannot make the config of no/where"),
     ],
 )

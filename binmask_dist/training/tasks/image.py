@@ -6,7 +6,6 @@ from typing import Any
 import datasets
 import numpy as np
 import PIL.Image
-import timm
 import torch
 from timm.data import create_transform
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from binmask_dist.training.columns import find_image
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows
 from binmask_dist.training.models import (
+    TimmModel,
     check_sizes,
     first_line,
     is_timm,
@@ -76,9 +76,7 @@ class ImageClassification(Classification):
         look: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bilinear"}
         look |= {"crop_pct": 1.0, "crop_mode": "squash"}
         if self.config.pretrained and self.from_timm:
-            about = timm.get_pretrained_cfg(self.config.model)
-            assert about is not None  # it is where the weights are
-            look = {key: getattr(about, key) for key in look}
+            look = {key: getattr(self.about.pretrained, key) for key in look}
         elif self.config.pretrained:
             look |= pretrained_look(self.config.model)
         for key in ("mean", "std"):
@@ -124,14 +122,14 @@ class ImageClassification(Classification):
 
     def _timm_arguments(self) -> dict[str, Any]:
         config = self.config
-        if config.pretrained and not timm.is_model_pretrained(config.model):
+        self.about = TimmModel.called(config.model)
+        if config.pretrained and not self.about.pretrained.has_weights:
             raise RunError(f"timm has no pretrained weights for {config.model}; leave out pretrained")
         check_sizes(config, num_classes=len(self.classes.names))
         self.channels = config.model_args.get("in_chans", self.channels)
         if self.channels not in (1, 3):
             raise RunError(f"model_args: in_chans is 1 for grey images or 3 for colours, not {self.channels!r}")
-        about = timm.get_pretrained_cfg(config.model)
-        size = {"img_size": config.image_size} if about and about.fixed_input_size else {}
+        size = {"img_size": config.image_size} if self.about.pretrained.fixed_input_size else {}
         return {"num_classes": len(self.classes.names), "in_chans": self.channels, **size, **config.model_args}
 
     def _transformers_config(self) -> Any:
@@ -180,8 +178,8 @@ class ImageClassification(Classification):
         if not self.from_timm:
             return save_transformers(model, state, folder, new_image_processor(self))
         description = {
-            "architecture": self.config.model,
-            "arguments": self.model_args,
+            "architecture": self.about.architecture,
+            "arguments": {**self.about.arguments, **self.model_args},
             "classes": self.classes.names,
             "input": {"size": self.shape, **self.look},
         }
