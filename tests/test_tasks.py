@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import timm
 import tiny_texts
@@ -789,9 +790,23 @@ def test_a_column_that_is_not_alike_in_both_parts(options: dict[str, Any], tmp_p
 def test_a_column_of_neither_numbers_nor_words_is_left_out_and_named(tmp_path: Path) -> None:
     part = Dataset.from_dict({"x": [1, 2], "when": [datetime.date(2026, 1, day) for day in (1, 2)], "y": [0, 1]})
     DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
-    with pytest.warns(UserWarning, match="columns that hold neither numbers nor words are left out: when"):
+    with pytest.warns(UserWarning, match="neither numbers nor words, or the index of .*, are left out: when"):
         task = make_task(table_config(tmp_path / "data"))
     assert task.train.tensors[0].shape == (2, 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_the_index_of_a_pandas_table_is_no_input(ending: str, tmp_path: Path) -> None:
+    """The rows of many tables are sorted by class: their numbers would give it away."""
+    frame = pandas.DataFrame({"x": np.arange(20.0) % 3, "y": np.arange(20) // 10}).sample(frac=1, random_state=0)
+    write = {"parquet": frame.to_parquet, "csv": frame.to_csv}[ending]
+    write(tmp_path / f"table.{ending}")
+    name = {"parquet": "__index_level_0__", "csv": "Unnamed: 0"}[ending]
+    with pytest.warns(UserWarning, match=f"the index of a pandas table, are left out: {name}"):
+        task = make_task(table_config(tmp_path / f"table.{ending}"))
+    assert task.train.tensors[0].shape == (16, 1)  # type: ignore[attr-defined]
+    asked = make_task(table_config(tmp_path / f"table.{ending}", input_columns=("x", name)))
+    assert asked.train.tensors[0].shape == (16, 2)  # type: ignore[attr-defined]
 
 
 def test_a_column_of_too_many_words(tmp_path: Path) -> None:
