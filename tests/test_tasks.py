@@ -809,6 +809,14 @@ def test_the_index_of_a_pandas_table_is_no_input(ending: str, tmp_path: Path) ->
     assert asked.train.tensors[0].shape == (16, 2)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", ["float64", "int64"])
+def test_large_numbers_are_told_apart(kind: str, tmp_path: Path) -> None:
+    seconds = 1_700_000_000 + np.arange(20)
+    Dataset.from_dict({"x": seconds.astype(kind), "y": np.arange(20) % 2}).to_parquet(tmp_path / "table.parquet")
+    task = make_task(table_config(tmp_path / "table.parquet"))
+    assert len(task.train.tensors[0].unique()) == 16  # type: ignore[attr-defined]
+
+
 def test_a_column_of_too_many_words(tmp_path: Path) -> None:
     part = Dataset.from_dict({"name": [f"n{i}" for i in range(1001)], "y": [i % 2 for i in range(1001)]})
     DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")

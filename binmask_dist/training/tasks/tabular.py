@@ -74,7 +74,8 @@ def column_matrix(part: Dataset, name: str) -> np.ndarray:
     """One row for each of the table's: a word, a number, or the numbers of a list, which must all be of one length."""
     if is_text(part.features[name]):
         return np.array(part[name][:], dtype=object)[:, None]
-    values = part.with_format("numpy")[name][:]
+    # as they are: float32, which `datasets` takes of itself, cannot tell the seconds of a time apart
+    values = part.with_format("numpy", dtype=np.float64)[name][:]
     if values.dtype == object:
         raise RunError(f"the lists in column '{name}' are not all of the same length")
     values = values.astype(np.float64).reshape(len(part), -1)
