@@ -502,6 +502,12 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
     assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
 
 
+def test_a_folder_that_is_called_as_an_architecture(bert: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bert.parent)
+    task = make_task(text_config(Path("bert"), reviews))
+    assert task.make_model().config.hidden_size == 16
+
+
 def test_a_model_without_a_longest_text(bert: Path, reviews: Path) -> None:
     """XLNet's config has -1 for what it takes."""
     arguments = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 16}

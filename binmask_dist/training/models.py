@@ -220,4 +220,5 @@ def _transformers() -> Any:
 
 
 def _is_architecture(name: str) -> bool:
-    return name in _transformers().CONFIG_MAPPING
+    """A folder of that name is what is meant, as it is by transformers."""
+    return name in _transformers().CONFIG_MAPPING and not Path(name).is_dir()
