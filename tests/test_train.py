@@ -324,6 +324,15 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
             "cannot be made with optimizer_args {'betas': [0.9]}",
         ),
         ({"optimizer": "adahessian"}, "the optimizer 'adahessian' needs second derivatives"),
+        pytest.param(
+            {"optimizer": "fusedadam"},
+            "the optimizer 'fusedadam' cannot be made: CUDA required",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it lacks something else"),
+        ),
+        (
+            {"optimizer": "AdamW", "optimizer_args": {"weight_decay": 0.1}},
+            "weight_decay is a key of its own; give it as",
+        ),
         ({"optimizer": "SparseAdam"}, "no optimizer is called 'SparseAdam'"),
         ({"targets": "nothing_matches"}, "nothing_matches"),
         ({"targets": "("}, "is not a valid regular expression"),
