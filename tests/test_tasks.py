@@ -535,6 +535,11 @@ def test_bad_options_for_texts(options: dict[str, Any], message: str | None, ber
     assert "\n" not in str(raised.value)
 
 
+def test_a_model_that_is_not_there_is_not_called_a_tokenizer(reviews: Path) -> None:
+    with pytest.raises(RunError, match="there is no model no/where with a tokenizer; give another model, or tokenizer"):
+        make_task(text_config(Path("no/where"), reviews))
+
+
 SMALL_ROBERTA = {**tiny_texts.SMALL, "vocab_size": 16, "max_position_embeddings": 32}
 SMALL_BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 16, "eos_token_id": 15}
 SMALL_BART |= {f"{part}_{key}": 2 for part in ("encoder", "decoder") for key in ("attention_heads", "ffn_dim")}

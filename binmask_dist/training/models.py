@@ -162,7 +162,11 @@ def load_tokenizer(config: TrainConfig) -> Any:
     try:
         return _transformers().AutoTokenizer.from_pretrained(name)
     except Exception as error:  # as above
-        raise RunError(f"there is no tokenizer {name}; give another name or folder: {first_line(error)}") from error
+        if config.tokenizer:
+            problem = f"there is no tokenizer {name}; give another name or folder"
+        else:
+            problem = f"there is no model {name} with a tokenizer; give another model, or tokenizer"
+        raise RunError(f"{problem}: {first_line(error)}") from error
 
 
 def check_fits(config: TrainConfig, model_config: Any, tokenizer: Any) -> None:
