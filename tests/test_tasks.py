@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import timm
 import tiny_texts
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 import transformers
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
@@ -179,6 +180,13 @@ def test_augmentation_depends_on_seed_epoch_and_example(augment: str, grey: bool
     assert task.test.tensors[0].shape[0] == 10  # type: ignore[attr-defined]
 
 
+def test_the_strongest_augmentation_of_timm(pictures: Path) -> None:
+    """It keeps none of the bits of colours, which Pillow refuses."""
+    task = make_task(image_config(pictures, augment="rand-m10-n9-p1.0-inc1"))
+    blacks = [bool((task.train[index][0] == -1).all()) for index in range(24)]  # type: ignore[index]
+    assert set(blacks) == {False, True}
+
+
 def test_large_sets_are_decoded_as_they_are_needed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = make_task(image_config(pictures))
     monkeypatch.setattr(image_task, "IN_MEMORY", 1000)
@@ -241,12 +249,41 @@ def test_the_saved_processor_prepares_images_as_training_did(mode: str, pictures
         torch.testing.assert_close(pixels, task.test[0][0], rtol=0, atol=0.03)  # two resizers, and a level is 1/255
 
 
-def test_a_model_from_a_folder_of_timm(pictures: Path, tmp_path: Path) -> None:
-    about = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 16, 16], "num_classes": 5}}
+@pytest.fixture
+def timm_folder(tmp_path: Path) -> Path:
+    """A vision transformer for images of 32 pixels, without its weights."""
+    about = {
+        "input_size": [3, 32, 32],
+        "fixed_input_size": True,
+        "mean": [0.1] * 3,
+        "std": [0.2] * 3,
+        "classifier": "head",
+    }
+    saved = {"architecture": "test_vit", "model_args": {"depth": 2}, "pretrained_cfg": {**about, "num_classes": 5}}
     (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "config.json").write_text(json.dumps(about))
-    model = make_task(image_config(pictures, model=f"local-dir:{tmp_path / 'saved'}")).make_model()
-    assert (type(model).__name__, model.num_classes) == ("ResNet", 2)
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(saved))
+    return tmp_path / "saved"
+
+
+def test_a_model_from_a_folder_of_timm(pictures: Path, timm_folder: Path, tmp_path: Path) -> None:
+    task = make_task(image_config(pictures, model=f"local-dir:{timm_folder}"))
+    model = task.make_model()
+    assert (len(model.blocks), model.num_classes, model.patch_embed.img_size) == (2, 2, (16, 16))
+    (path,) = task.save_model(model, model.state_dict(), tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "model.json").read_text())
+    stock = timm.create_model(about["architecture"], **about["arguments"])  # without the folder
+    stock.load_state_dict(load_file(path))
+
+
+def test_a_pretrained_model_from_a_folder_of_timm(pictures: Path, timm_folder: Path) -> None:
+    options = {"model": f"local-dir:{timm_folder}", "pretrained": True}
+    with pytest.raises(RunError, match="timm cannot make local-dir:"):
+        make_task(image_config(pictures, **options)).make_model()
+    weights = timm.create_model("test_vit", depth=2, num_classes=5, img_size=32).state_dict()
+    save_file(weights, timm_folder / "model.safetensors")
+    task = make_task(image_config(pictures, image_size=32, **options))
+    assert torch.equal(task.make_model().blocks[1].attn.qkv.weight, weights["blocks.1.attn.qkv.weight"])
+    assert task.look["mean"] == [0.1] * 3  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -295,9 +332,13 @@ def test_label_smoothing_is_for_training_only(pictures: Path) -> None:
         ({"model": "xyzzy"}, "such as resnet18"),
         ({"augment": "mirror"}, "augment 'mirror' is unknown; take flip, crop, or"),
         ({"augment": "rand-q9"}, "augment 'rand-q9' is unknown"),
+        ({"augment": "rand-mx"}, "augment 'rand-mx' is unknown"),  # timm would take it for rand
+        ({"augment": "rand-m9-tfoo"}, "augment 'rand-m9-tfoo' is unknown"),
         ({"input_columns": ("label",)}, "'label' holds no readable images"),
         ({"metric": "f1"}, "metric 'f1' is not measured here; there is accuracy, loss, auc"),
         ({"model": "lenet5_bn", "pretrained": True}, "timm has no pretrained weights for lenet5_bn"),
+        ({"model": "test_vit.mine"}, r"timm cannot find the model test_vit.mine: Invalid pretrained tag \(mine\)"),
+        ({"model": "local-dir:/no/where"}, "timm cannot find the model local-dir:/no/where: Config file not found"),
         ({"model": "no/where"}, "transformers cannot make the config of no/where"),
     ],
 )
@@ -461,6 +502,12 @@ def test_an_architecture_by_name_needs_no_hub(bert: Path, reviews: Path) -> None
     assert (type(model).__name__, model.config.hidden_size) == ("BertForSequenceClassification", 16)
 
 
+def test_a_folder_that_is_called_as_an_architecture(bert: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bert.parent)
+    task = make_task(text_config(Path("bert"), reviews))
+    assert task.make_model().config.hidden_size == 16
+
+
 def test_a_model_without_a_longest_text(bert: Path, reviews: Path) -> None:
     """XLNet's config has -1 for what it takes."""
     arguments = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 16}
@@ -486,6 +533,11 @@ def test_bad_options_for_texts(options: dict[str, Any], message: str | None, ber
     with pytest.raises(RunError, match=message or "transformers cannot make .*bert") as raised:
         make_task(text_config(bert, reviews, **options)).make_model()
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_is_not_there_is_not_called_a_tokenizer(reviews: Path) -> None:
+    with pytest.raises(RunError, match="there is no model no/where with a tokenizer; give another model, or tokenizer"):
+        make_task(text_config(Path("no/where"), reviews))
 
 
 SMALL_ROBERTA = {**tiny_texts.SMALL, "vocab_size": 16, "max_position_embeddings": 32}
@@ -749,9 +801,31 @@ def test_a_column_that_is_not_alike_in_both_parts(options: dict[str, Any], tmp_p
 def test_a_column_of_neither_numbers_nor_words_is_left_out_and_named(tmp_path: Path) -> None:
     part = Dataset.from_dict({"x": [1, 2], "when": [datetime.date(2026, 1, day) for day in (1, 2)], "y": [0, 1]})
     DatasetDict(train=part, test=part).save_to_disk(tmp_path / "data")
-    with pytest.warns(UserWarning, match="columns that hold neither numbers nor words are left out: when"):
+    with pytest.warns(UserWarning, match="neither numbers nor words, or the index of .*, are left out: when"):
         task = make_task(table_config(tmp_path / "data"))
     assert task.train.tensors[0].shape == (2, 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_the_index_of_a_pandas_table_is_no_input(ending: str, tmp_path: Path) -> None:
+    """The rows of many tables are sorted by class: their numbers would give it away."""
+    frame = pandas.DataFrame({"x": np.arange(20.0) % 3, "y": np.arange(20) // 10}).sample(frac=1, random_state=0)
+    write = {"parquet": frame.to_parquet, "csv": frame.to_csv}[ending]
+    write(tmp_path / f"table.{ending}")
+    name = {"parquet": "__index_level_0__", "csv": "Unnamed: 0"}[ending]
+    with pytest.warns(UserWarning, match=f"the index of a pandas table, are left out: {name}"):
+        task = make_task(table_config(tmp_path / f"table.{ending}"))
+    assert task.train.tensors[0].shape == (16, 1)  # type: ignore[attr-defined]
+    asked = make_task(table_config(tmp_path / f"table.{ending}", input_columns=("x", name)))
+    assert asked.train.tensors[0].shape == (16, 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["float64", "int64"])
+def test_large_numbers_are_told_apart(kind: str, tmp_path: Path) -> None:
+    seconds = 1_700_000_000 + np.arange(20)
+    Dataset.from_dict({"x": seconds.astype(kind), "y": np.arange(20) % 2}).to_parquet(tmp_path / "table.parquet")
+    task = make_task(table_config(tmp_path / "table.parquet"))
+    assert len(task.train.tensors[0].unique()) == 16  # type: ignore[attr-defined]
 
 
 def test_a_column_of_too_many_words(tmp_path: Path) -> None:

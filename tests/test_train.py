@@ -324,6 +324,15 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
             "cannot be made with optimizer_args {'betas': [0.9]}",
         ),
         ({"optimizer": "adahessian"}, "the optimizer 'adahessian' needs second derivatives"),
+        pytest.param(
+            {"optimizer": "fusedadam"},
+            "the optimizer 'fusedadam' cannot be made: CUDA required",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it lacks something else"),
+        ),
+        (
+            {"optimizer": "AdamW", "optimizer_args": {"weight_decay": 0.1}},
+            "weight_decay is a key of its own; give it as",
+        ),
         ({"optimizer": "SparseAdam"}, "no optimizer is called 'SparseAdam'"),
         ({"targets": "nothing_matches"}, "nothing_matches"),
         ({"targets": "("}, "is not a valid regular expression"),
@@ -408,8 +417,19 @@ def test_none_is_null_where_there_may_be_none() -> None:
 def test_one_word_is_a_tuple_of_one() -> None:
     config = parse_config(["--input_columns", "image", "--tags=a"])
     assert (config.input_columns, config.tags) == (("image",), ("a",))
+    assert parse_config(["--trackers", "tensorboard"]).trackers == ("tensorboard",)
     config = parse_config(["--input_columns", "[a, b]", "--tags=[]"])
     assert (config.input_columns, config.tags) == (("a", "b"), ())
+
+
+def test_a_bare_flag_is_true() -> None:
+    config = parse_config(["--pretrained", "--compile", "--lr", "0.1", "--streaming=false", "--split_by_seed", "True"])
+    assert (config.pretrained, config.compile, config.streaming, config.split_by_seed) == (True, True, False, True)
+
+
+def test_a_file_that_is_no_config_is_not_printed_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "table.csv").write_text("one,two,class\n" * 1000)
+    assert len(parse_error(["--config", str(tmp_path / "table.csv")], capsys)) < 600
 
 
 def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:

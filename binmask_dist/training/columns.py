@@ -1,5 +1,6 @@
 """Which columns of a data set hold what, and labels as class numbers."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 USUAL_LABELS = ("label", "labels", "class", "target", "y")
 NUMBERS = ("int", "uint", "float", "double", "bool")
+PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")  # in parquet files and in csv
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def find_texts(features: Features, asked: Sequence[str], label: str, most: int) 
 
 
 def find_table(features: Features, asked: Sequence[str], label: str) -> list[str]:
-    """All columns of numbers, lists of numbers, or words, apart from the label."""
+    """All columns of numbers, lists of numbers, or words, apart from the label and an index, which tells rows apart."""
     usable = [
         name
         for name, feature in features.items()
@@ -101,7 +103,12 @@ def find_table(features: Features, asked: Sequence[str], label: str) -> list[str
             raise RunError(f"the column '{name}' cannot be an input: it must hold numbers or words, and not the label")
     if not usable:
         raise RunError(f"none of the columns {_listed(features)} holds numbers or words, apart from the label")
-    return list(asked) or usable
+    return list(asked) or [name for name in usable if not is_index(name)]
+
+
+def is_index(name: str) -> bool:
+    """Whether it is where pandas has written the index of a table, most often the numbers of its rows."""
+    return PANDAS_INDEX.fullmatch(name) is not None
 
 
 def is_text(feature: Any) -> bool:

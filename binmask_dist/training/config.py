@@ -3,15 +3,14 @@
 import difflib
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
 
 from binmask_dist.method.algorithm import warmup_epochs
-
-WORDS = tuple[str, ...]
 
 
 def option(default: Any, text: str, section: str = "") -> Any:
@@ -201,7 +200,8 @@ class _Parser(jsonargparse.ArgumentParser):
             near = difflib.get_close_matches(key, [action.dest for action in self._actions], n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "--help lists the keys."
             message = f"unknown key '{key}': {hint}"
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+        # a file that is not YAML would be printed whole
+        self.exit(2, f"{self.prog}: error: {textwrap.shorten(message, 500, placeholder=' ...')}\n")
 
 
 def parse_config(args: Sequence[str] | None = None) -> TrainConfig:
@@ -224,14 +224,16 @@ def parse_options(kind: type[Any], script: str, description: str, args: Sequence
             section = parser.add_argument_group(key.metadata["section"])
         default = getattr(kind, key.name, {})  # a dict has no default, but a factory
         bare: Any = {"nargs": "?", "const": "must"} if key.name == "resume" else {}
+        if key.type is bool:
+            bare = {"nargs": "?", "const": True}
         # one word without brackets is a tuple of one
-        type_ = key.type | str if key.type == WORDS else key.type
+        type_ = key.type | get_args(key.type)[0] if get_origin(key.type) is tuple else key.type
         section.add_argument(f"--{key.name}", type=type_, default=default, help=key.metadata["help"], **bare)
     may_be_null = [f"--{key.name}" for key in fields(kind) if type(None) in get_args(key.type)]
     as_yaml = {f"{key}=None": f"{key}=null" for key in may_be_null}  # as `wandb agent` writes a null
     values = parser.parse_args([as_yaml.get(word, word) for word in (sys.argv[1:] if args is None else args)]).as_dict()
     for key in fields(kind):
-        if key.type == WORDS and isinstance(values[key.name], str):
+        if get_origin(key.type) is tuple and isinstance(values[key.name], str):
             values[key.name] = (values[key.name],)
     try:
         return kind(**{key.name: values[key.name] for key in fields(kind)})

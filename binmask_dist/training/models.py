@@ -5,14 +5,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models import PretrainedCfg, load_model_config_from_hf, parse_model_name
+from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
 import binmask_dist.networks  # noqa: F401 - registers the paper's networks with timm
@@ -22,6 +24,10 @@ from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, did_you_mean
 
 TIMM_SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")  # of models that are not in its own list
+LOADERS: dict[str, Callable[[str], tuple[dict, str, dict]]] = {
+    "hf-hub": load_model_config_from_hf,
+    "local-dir": load_model_config_from_path,
+}
 
 
 def is_timm(name: str) -> bool:
@@ -33,6 +39,25 @@ def is_timm(name: str) -> bool:
     near = difflib.get_close_matches(name, timm.list_models(), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ", such as resnet18"
     raise RunError(f"model '{name}' is neither a folder here nor a name that timm knows{hint}")
+
+
+class TimmModel(NamedTuple):
+    """What timm knows of a model before it is made."""
+
+    architecture: str
+    arguments: dict[str, Any]  # that it was saved with
+    pretrained: PretrainedCfg  # its input, and where weights are
+
+    @classmethod
+    def called(cls, name: str) -> "TimmModel":
+        try:
+            source, place = parse_model_name(name)
+            if source is None:
+                return cls(name, {}, timm.get_pretrained_cfg(name) or PretrainedCfg())
+            about, architecture, arguments = LOADERS[source](place)
+            return cls(architecture, arguments, PretrainedCfg(**about))
+        except Exception as error:  # no such folder, no network, no config.json, an unknown tag, ...
+            raise RunError(f"timm cannot find the model {name}: {first_line(error)}") from error
 
 
 def make_timm(config: TrainConfig, arguments: dict[str, Any]) -> nn.Module:
@@ -137,7 +162,11 @@ def load_tokenizer(config: TrainConfig) -> Any:
     try:
         return _transformers().AutoTokenizer.from_pretrained(name)
     except Exception as error:  # as above
-        raise RunError(f"there is no tokenizer {name}; give another name or folder: {first_line(error)}") from error
+        if config.tokenizer:
+            problem = f"there is no tokenizer {name}; give another name or folder"
+        else:
+            problem = f"there is no model {name} with a tokenizer; give another model, or tokenizer"
+        raise RunError(f"{problem}: {first_line(error)}") from error
 
 
 def check_fits(config: TrainConfig, model_config: Any, tokenizer: Any) -> None:
@@ -195,4 +224,5 @@ def _transformers() -> Any:
 
 
 def _is_architecture(name: str) -> bool:
-    return name in _transformers().CONFIG_MAPPING
+    """A folder of that name is what is meant, as it is by transformers."""
+    return name in _transformers().CONFIG_MAPPING and not Path(name).is_dir()

@@ -39,7 +39,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
                 momentum=config.momentum,
                 **config.optimizer_args,
             )
-    except (TypeError, ValueError, IndexError) as error:
+    except (AssertionError, IndexError, TypeError, ValueError) as error:
         given = f" with optimizer_args {config.optimizer_args}" if config.optimizer_args else ""
         raise RunError(f"the optimizer {config.optimizer!r} cannot be made{given}: {error}") from error
     known = [*torch_names, *map(str, timm_names)]
@@ -51,6 +51,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
 def _check_arguments(config: TrainConfig, *takers: Callable) -> None:
     known = {name for taker in takers for name in inspect.signature(taker).parameters}
     for name in config.optimizer_args:
+        if name in ("lr", "weight_decay"):  # which groups of weights have already
+            raise RunError(f"optimizer_args: {name} is a key of its own; give it as --{name}")
         if name not in known:
             hint = did_you_mean(name, sorted(known))
             raise RunError(f"optimizer_args: the optimizer {config.optimizer!r} takes no '{name}'{hint}")

@@ -6,17 +6,17 @@ from typing import Any
 import datasets
 import numpy as np
 import PIL.Image
-import timm
 import torch
 from timm.data import create_transform
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
-from torchvision import transforms
 
+from binmask_dist.training.augmentation import augmented
 from binmask_dist.training.columns import find_image
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.data import Stream, finish_rows
 from binmask_dist.training.models import (
+    TimmModel,
     check_sizes,
     first_line,
     is_timm,
@@ -51,7 +51,7 @@ class ImageClassification(Classification):
             self.model_config = self._transformers_config()
         self.look = self._find_look()
         self.test_transform = create_transform(self.shape, **self.look)
-        self.train_transform = self._augmented()
+        self.train_transform = augmented(config.augment, self.test_transform, self.shape, self.look)
         self.train = self._examples(self.data.train, training=True)
         self.test = self._examples(self.data.test, training=False)
 
@@ -76,31 +76,13 @@ class ImageClassification(Classification):
         look: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bilinear"}
         look |= {"crop_pct": 1.0, "crop_mode": "squash"}
         if self.config.pretrained and self.from_timm:
-            about = timm.get_pretrained_cfg(self.config.model)
-            assert about is not None  # it is where the weights are
-            look = {key: getattr(about, key) for key in look}
+            look = {key: getattr(self.about.pretrained, key) for key in look}
         elif self.config.pretrained:
             look |= pretrained_look(self.config.model)
         for key in ("mean", "std"):
             if len(look[key]) != self.channels:
                 look[key] = (sum(look[key]) / len(look[key]),) * self.channels
         return look
-
-    def _augmented(self) -> Any:
-        """The protocols of small images; anything else is a policy of timm's, with its random crops and flips."""
-        augment, size = self.config.augment, self.config.image_size
-        if not augment:
-            return self.test_transform
-        if augment in ("flip", "crop"):
-            *resize, to_tensor, normalise = self.test_transform.transforms
-            crop = [transforms.RandomCrop(size, padding=4)] if augment == "crop" else []
-            return transforms.Compose([*resize, *crop, transforms.RandomHorizontalFlip(), to_tensor, normalise])
-        try:
-            return create_transform(self.shape, is_training=True, auto_augment=augment, **self.look)
-        except (AssertionError, KeyError, ValueError) as error:
-            raise RunError(
-                f"augment '{augment}' is unknown; take flip, crop, or a policy of timm's such as rand-m9-mstd0.5"
-            ) from error
 
     def _examples(self, part: Any, training: bool) -> Any:
         # decoding is left to `_example`, so that a stream's rows are decoded by the process that keeps them
@@ -140,14 +122,14 @@ class ImageClassification(Classification):
 
     def _timm_arguments(self) -> dict[str, Any]:
         config = self.config
-        if config.pretrained and not timm.is_model_pretrained(config.model):
+        self.about = TimmModel.called(config.model)
+        if config.pretrained and not self.about.pretrained.has_weights:
             raise RunError(f"timm has no pretrained weights for {config.model}; leave out pretrained")
         check_sizes(config, num_classes=len(self.classes.names))
         self.channels = config.model_args.get("in_chans", self.channels)
         if self.channels not in (1, 3):
             raise RunError(f"model_args: in_chans is 1 for grey images or 3 for colours, not {self.channels!r}")
-        about = timm.get_pretrained_cfg(config.model)
-        size = {"img_size": config.image_size} if about and about.fixed_input_size else {}
+        size = {"img_size": config.image_size} if self.about.pretrained.fixed_input_size else {}
         return {"num_classes": len(self.classes.names), "in_chans": self.channels, **size, **config.model_args}
 
     def _transformers_config(self) -> Any:
@@ -196,8 +178,8 @@ class ImageClassification(Classification):
         if not self.from_timm:
             return save_transformers(model, state, folder, new_image_processor(self))
         description = {
-            "architecture": self.config.model,
-            "arguments": self.model_args,
+            "architecture": self.about.architecture,
+            "arguments": {**self.about.arguments, **self.model_args},
             "classes": self.classes.names,
             "input": {"size": self.shape, **self.look},
         }

@@ -10,7 +10,7 @@ from datasets import Dataset
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch.utils.data import TensorDataset
 
-from binmask_dist.training.columns import find_table, is_text
+from binmask_dist.training.columns import find_table, is_index, is_text
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError
 from binmask_dist.training.tasks.rows import RowClassification, check_model
@@ -27,12 +27,15 @@ class TableClassification(RowClassification):
         check_model(config)
         super().__init__(config)
         if not config.input_columns:  # all columns are inputs
-            self.data.check_columns([*self.data.train.column_names, *self.data.test.column_names])
+            everything = [*self.data.train.column_names, *self.data.test.column_names]
+            self.data.check_columns([name for name in everything if not is_index(name)])
         columns = find_table(self.data.features, config.input_columns, self.data.label)
         left_out = [name for name in self.data.features if name not in (*columns, self.data.label)]
         if left_out and not config.input_columns and os.environ.get("RANK", "0") == "0":  # said by one process
             warnings.warn(
-                f"columns that hold neither numbers nor words are left out: {', '.join(left_out)}", stacklevel=2
+                "columns that hold neither numbers nor words, or the index of a pandas table, are left out: "
+                f"{', '.join(left_out)}",
+                stacklevel=2,
             )
         self.scalers = {name: self._fitted(name) for name in columns}
         self.scaling = [{"column": name, **scaling(scaler)} for name, scaler in self.scalers.items()]
@@ -71,7 +74,8 @@ def column_matrix(part: Dataset, name: str) -> np.ndarray:
     """One row for each of the table's: a word, a number, or the numbers of a list, which must all be of one length."""
     if is_text(part.features[name]):
         return np.array(part[name][:], dtype=object)[:, None]
-    values = part.with_format("numpy")[name][:]
+    # as they are: float32, which `datasets` takes of itself, cannot tell the seconds of a time apart
+    values = part.with_format("numpy", dtype=np.float64)[name][:]
     if values.dtype == object:
         raise RunError(f"the lists in column '{name}' are not all of the same length")
     values = values.astype(np.float64).reshape(len(part), -1)
