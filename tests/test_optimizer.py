@@ -95,6 +95,53 @@ def test_masked_weights_have_groups_of_their_own():
     assert sorted(owned) == sorted(id(param) for param in model.parameters())
 
 
+def test_a_group_keeps_its_own_penalty_and_rates():
+    model = network()
+    groups = [
+        {"params": list(model[0].parameters()), "lam": 10.0},
+        {"params": list(model[2].parameters()), "mask_lr": 0.3, "mask_lr_final": np.float32(0.25)},
+    ]
+    binmask = binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), **MASK)
+    keys = ("lam", "mask_lr_initial", "mask_lr_final")
+    assert [tuple(group[key] for key in keys) for group in binmask.masked_groups] == [
+        (10.0, 0.1, 1e-2),
+        (1e-3, 0.3, 0.25),
+    ]
+    train(model, binmask, 30)
+    assert [group["mask_lr"] for group in binmask.masked_groups] == [binmask.mask_rate(2), (0.3 + 0.25) / 2]
+    sparsity = binmask.layer_sparsity()
+    assert sparsity["0.weight"] > 0.9 > sparsity["2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (dict(lam=-1.0), "lam of group 1 must be a finite number, 0 or more, not -1.0"),
+        (dict(mask_lr="0.1"), "mask_lr of group 1 must be a finite number, 0 or more, not '0.1'"),
+        (
+            dict(warmup=0.5),
+            "group 1 of the optimizer has 'warmup': a group may have lam, mask_lr, mask_lr_final of its own",
+        ),
+    ],
+)
+def test_what_a_group_cannot_have_of_its_own_is_refused(own, message):
+    model = network()
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters()), **own}]
+    with pytest.raises(ValueError, match=message):
+        binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), **MASK)
+
+
+def test_an_optimizer_with_hyper_parameters_of_the_same_name_is_refused():
+    class Proximal(torch.optim.SGD):
+        def __init__(self, params, lam):
+            super().__init__(params, lr=0.1)
+            self.defaults["lam"] = self.param_groups[0]["lam"] = lam
+
+    model = network()
+    with pytest.raises(ValueError, match="Proximal has a hyper-parameter that is called 'lam', as one of the masks is"):
+        binmask_dist.patch(model, Proximal(model.parameters(), lam=1.0), **MASK)
+
+
 def test_schedulers_hooks_and_closures():
     model = network()
     binmask = binmask_dist.patch(model, sgd(model), **MASK)

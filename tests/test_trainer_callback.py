@@ -256,6 +256,18 @@ def test_a_scheduler_made_before_is_refused_and_an_optimizer_is_taken(tmp_path):
     assert callback.binmask.sparsity() > 0
 
 
+def test_a_group_of_the_optimizer_keeps_its_own_penalty(tmp_path):
+    trainer, _ = make_trainer(tmp_path, mask=None, save_strategy="no", max_steps=1)
+    own = make_model()
+    encoder = list(own.bert.encoder.parameters())
+    others = [param for name, param in own.named_parameters() if "encoder" not in name]
+    optimizer = torch.optim.SGD([{"params": encoder}, {"params": others, "lam": 3.0}], lr=0.1)
+    trainer = Trainer(own, trainer.args, train_dataset=trainer.train_dataset, optimizers=(optimizer, None))
+    callback = BinMaskCallback(**MASK).attach(trainer)
+    trainer.train()
+    assert [group["lam"] for group in callback.binmask.masked_groups] == [MASK["lam"], 3.0]
+
+
 def test_a_checkpoint_without_masks_is_refused(tmp_path):
     trainer, _ = make_trainer(tmp_path / "bare", save_only_model=True, max_steps=2, save_steps=2)
     trainer.train()
