@@ -400,6 +400,9 @@ def test_masked_weights_are_plus_zero(compile):
         (dict(mask_eps=None), "mask_eps must be positive, not None"),
         (dict(max_grad_norm="1"), "max_grad_norm must be positive or None, not '1'"),
         (dict(max_grad_norm=0), "max_grad_norm must be positive"),
+        (dict(from_zeros="no"), "from_zeros must be True or False, not 'no'"),
+        (dict(check_finite=None), "check_finite must be True or False, not None"),
+        (dict(compile="off"), "compile must be True or False, not 'off'"),
         (dict(targets="nothing"), "matched no weight"),
         (dict(targets="("), "is not a valid regular expression"),
     ],
@@ -627,11 +630,12 @@ def test_the_state_of_other_targets_is_refused():
     assert [group["param_names"] for group in binmask.param_groups] == [group["param_names"] for group in before]
 
 
-def test_a_group_that_is_added_later_gets_the_names_of_the_model():
+@pytest.mark.parametrize("parameters", [nn.Module.parameters, nn.Module.named_parameters])
+def test_a_group_that_is_added_later_gets_the_names_of_the_model(parameters):
     model = network()
     model[2].requires_grad_(False)
     binmask = binmask_dist.patch(model, sgd(model[0]), **MASK)
-    binmask.add_param_group({"params": model[2].requires_grad_(True).parameters(), "lr": 0.01})
+    binmask.add_param_group({"params": parameters(model[2].requires_grad_(True)), "lr": 0.01})
     binmask.add_param_group({"params": nn.Parameter(torch.ones(2))})
     assert [group["param_names"] for group in binmask.param_groups[-2:]] == [
         ["2.weight", "2.bias"],

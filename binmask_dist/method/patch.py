@@ -71,6 +71,7 @@ def patch(
     _check_optimizer(model, optimizer)
     _check(lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
+    _check_switches(check_finite=check_finite, from_zeros=from_zeros, compile=compile is None or compile)
     input_lam = lam if input_lam is None else input_lam
     _check_penalty("input_lam", input_lam)
     _check_start("input_alpha0", input_alpha0, alpha1)
@@ -244,6 +245,12 @@ def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, 
     are_two = isinstance(mask_betas, tuple | list) and len(mask_betas) == 2
     if not (are_two and all(_is_number(beta) and 0 <= beta < 1 for beta in mask_betas)):
         raise ValueError(f"mask_betas must be two numbers in [0, 1), not {mask_betas!r}")
+
+
+def _check_switches(**switches: Any) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):  # the word "False" would be taken for yes
+            raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
 def _check_rate(name: str, rate: Any) -> None:

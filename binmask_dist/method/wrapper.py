@@ -94,9 +94,9 @@ class MaskedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        if "param_names" not in param_group and all(isinstance(param, Tensor) for param in params):
-            names = parameter_names(self.model, params, len(self.param_groups))
-            param_group = {**param_group, "params": params, "param_names": names}
+        params = [param[1] if isinstance(param, tuple) else param for param in params]  # of named_parameters()
+        names = parameter_names(self.model, params, len(self.param_groups))
+        param_group = {"param_names": names, **param_group, "params": params}
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
