@@ -630,6 +630,14 @@ def test_the_state_of_other_targets_is_refused():
     assert [group["param_names"] for group in binmask.param_groups] == [group["param_names"] for group in before]
 
 
+def test_masks_can_be_read_when_a_layer_was_taken_out_of_the_model():
+    model, binmask = trained()
+    expected = binmask.layer_sparsity()
+    del model[0]
+    assert binmask.layer_sparsity() == expected
+    assert binmask.masks().keys() == expected.keys()
+
+
 @pytest.mark.parametrize("parameters", [nn.Module.parameters, nn.Module.named_parameters])
 def test_a_group_that_is_added_later_gets_the_names_of_the_model(parameters):
     model = network()
