@@ -468,6 +468,9 @@ def test_stepping_the_optimizer_that_was_patched_is_an_error_and_not_a_dense_run
     with pytest.raises(RuntimeError, match="given to patch"):
         prepared.step()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    for twin in (copy.deepcopy(binmask), pickle.loads(pickle.dumps(binmask))):
+        with pytest.raises(RuntimeError, match="given to patch"):
+            twin.inner.step()
     binmask.step()
     assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
     with pytest.raises(RuntimeError, match="given to patch"):  # after a good step, too
