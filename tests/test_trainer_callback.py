@@ -107,6 +107,15 @@ def test_what_the_callback_is_told_counts_after_a_resume(whole):
     assert (group["lam"], group["epochs"], group["frozen"]) == (5e-3, EPOCHS + 1, True)
 
 
+def test_masks_learn_again_when_a_run_that_ended_frozen_is_resumed_with_more_epochs(tmp_path):
+    mask = MASK | dict(freeze_epochs=1)
+    make_trainer(tmp_path, mask=mask)[0].train()
+    trainer, _ = make_trainer(tmp_path, mask=mask, num_train_epochs=EPOCHS + 2)
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS}"))
+    rows = [row for row in trainer.state.log_history if "loss" in row and row["step"] > STEPS]
+    assert [row["mask_lr"] > 0 for row in rows] == [True, True, False, False]
+
+
 def test_gradient_accumulation_is_the_same_training(tmp_path):
     one, four = (make_trainer(tmp_path, accumulation=parts, dropout=0.0, save_strategy="no") for parts in (1, 4))
     for trainer, _ in (one, four):

@@ -128,6 +128,8 @@ class BinMaskCallback(TrainerCallback):
         _check_epochs(self._epochs_now, self.freeze_epochs)
         for group, settings in zip(self.binmask.masked_groups, self._settings, strict=True):
             group.update(settings, epochs=self._epochs_now - self.freeze_epochs)
+        if self.freeze_epochs and state.global_step > 0:  # which are the last epochs now, `on_step_begin` knows
+            self.binmask.unfreeze()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
