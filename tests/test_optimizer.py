@@ -95,6 +95,53 @@ def test_masked_weights_have_groups_of_their_own():
     assert sorted(owned) == sorted(id(param) for param in model.parameters())
 
 
+def test_a_group_keeps_its_own_penalty_and_rates():
+    model = network()
+    groups = [
+        {"params": list(model[0].parameters()), "lam": 10.0},
+        {"params": list(model[2].parameters()), "mask_lr": 0.3, "mask_lr_final": np.float32(0.25)},
+    ]
+    binmask = binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), **MASK)
+    keys = ("lam", "mask_lr_initial", "mask_lr_final")
+    assert [tuple(group[key] for key in keys) for group in binmask.masked_groups] == [
+        (10.0, 0.1, 1e-2),
+        (1e-3, 0.3, 0.25),
+    ]
+    train(model, binmask, 30)
+    assert [group["mask_lr"] for group in binmask.masked_groups] == [binmask.mask_rate(2), (0.3 + 0.25) / 2]
+    sparsity = binmask.layer_sparsity()
+    assert sparsity["0.weight"] > 0.9 > sparsity["2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (dict(lam=-1.0), "lam of group 1 must be a finite number, 0 or more, not -1.0"),
+        (dict(mask_lr="0.1"), "mask_lr of group 1 must be a finite number, 0 or more, not '0.1'"),
+        (
+            dict(warmup=0.5),
+            "group 1 of the optimizer has 'warmup': a group may have lam, mask_lr, mask_lr_final of its own",
+        ),
+    ],
+)
+def test_what_a_group_cannot_have_of_its_own_is_refused(own, message):
+    model = network()
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters()), **own}]
+    with pytest.raises(ValueError, match=message):
+        binmask_dist.patch(model, torch.optim.SGD(groups, lr=0.1), **MASK)
+
+
+def test_an_optimizer_with_hyper_parameters_of_the_same_name_is_refused():
+    class Proximal(torch.optim.SGD):
+        def __init__(self, params, lam):
+            super().__init__(params, lr=0.1)
+            self.defaults["lam"] = self.param_groups[0]["lam"] = lam
+
+    model = network()
+    with pytest.raises(ValueError, match="Proximal has a hyper-parameter that is called 'lam', as one of the masks is"):
+        binmask_dist.patch(model, Proximal(model.parameters(), lam=1.0), **MASK)
+
+
 def test_schedulers_hooks_and_closures():
     model = network()
     binmask = binmask_dist.patch(model, sgd(model), **MASK)
@@ -353,6 +400,9 @@ def test_masked_weights_are_plus_zero(compile):
         (dict(mask_eps=None), "mask_eps must be positive, not None"),
         (dict(max_grad_norm="1"), "max_grad_norm must be positive or None, not '1'"),
         (dict(max_grad_norm=0), "max_grad_norm must be positive"),
+        (dict(from_zeros="no"), "from_zeros must be True or False, not 'no'"),
+        (dict(check_finite=None), "check_finite must be True or False, not None"),
+        (dict(compile="off"), "compile must be True or False, not 'off'"),
         (dict(targets="nothing"), "matched no weight"),
         (dict(targets="("), "is not a valid regular expression"),
     ],
@@ -418,6 +468,9 @@ def test_stepping_the_optimizer_that_was_patched_is_an_error_and_not_a_dense_run
     with pytest.raises(RuntimeError, match="given to patch"):
         prepared.step()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    for twin in (copy.deepcopy(binmask), pickle.loads(pickle.dumps(binmask))):
+        with pytest.raises(RuntimeError, match="given to patch"):
+            twin.inner.step()
     binmask.step()
     assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
     with pytest.raises(RuntimeError, match="given to patch"):  # after a good step, too
@@ -580,11 +633,20 @@ def test_the_state_of_other_targets_is_refused():
     assert [group["param_names"] for group in binmask.param_groups] == [group["param_names"] for group in before]
 
 
-def test_a_group_that_is_added_later_gets_the_names_of_the_model():
+def test_masks_can_be_read_when_a_layer_was_taken_out_of_the_model():
+    model, binmask = trained()
+    expected = binmask.layer_sparsity()
+    del model[0]
+    assert binmask.layer_sparsity() == expected
+    assert binmask.masks().keys() == expected.keys()
+
+
+@pytest.mark.parametrize("parameters", [nn.Module.parameters, nn.Module.named_parameters])
+def test_a_group_that_is_added_later_gets_the_names_of_the_model(parameters):
     model = network()
     model[2].requires_grad_(False)
     binmask = binmask_dist.patch(model, sgd(model[0]), **MASK)
-    binmask.add_param_group({"params": model[2].requires_grad_(True).parameters(), "lr": 0.01})
+    binmask.add_param_group({"params": parameters(model[2].requires_grad_(True)), "lr": 0.01})
     binmask.add_param_group({"params": nn.Parameter(torch.ones(2))})
     assert [group["param_names"] for group in binmask.param_groups[-2:]] == [
         ["2.weight", "2.bias"],

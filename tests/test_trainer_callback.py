@@ -107,6 +107,15 @@ def test_what_the_callback_is_told_counts_after_a_resume(whole):
     assert (group["lam"], group["epochs"], group["frozen"]) == (5e-3, EPOCHS + 1, True)
 
 
+def test_masks_learn_again_when_a_run_that_ended_frozen_is_resumed_with_more_epochs(tmp_path):
+    mask = MASK | dict(freeze_epochs=1)
+    make_trainer(tmp_path, mask=mask)[0].train()
+    trainer, _ = make_trainer(tmp_path, mask=mask, num_train_epochs=EPOCHS + 2)
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS}"))
+    rows = [row for row in trainer.state.log_history if "loss" in row and row["step"] > STEPS]
+    assert [row["mask_lr"] > 0 for row in rows] == [True, True, False, False]
+
+
 def test_gradient_accumulation_is_the_same_training(tmp_path):
     one, four = (make_trainer(tmp_path, accumulation=parts, dropout=0.0, save_strategy="no") for parts in (1, 4))
     for trainer, _ in (one, four):
@@ -254,6 +263,18 @@ def test_a_scheduler_made_before_is_refused_and_an_optimizer_is_taken(tmp_path):
     trainer.train()
     assert callback.binmask.inner is optimizer
     assert callback.binmask.sparsity() > 0
+
+
+def test_a_group_of_the_optimizer_keeps_its_own_penalty(tmp_path):
+    trainer, _ = make_trainer(tmp_path, mask=None, save_strategy="no", max_steps=1)
+    own = make_model()
+    encoder = list(own.bert.encoder.parameters())
+    others = [param for name, param in own.named_parameters() if "encoder" not in name]
+    optimizer = torch.optim.SGD([{"params": encoder}, {"params": others, "lam": 3.0}], lr=0.1)
+    trainer = Trainer(own, trainer.args, train_dataset=trainer.train_dataset, optimizers=(optimizer, None))
+    callback = BinMaskCallback(**MASK).attach(trainer)
+    trainer.train()
+    assert [group["lam"] for group in callback.binmask.masked_groups] == [MASK["lam"], 3.0]
 
 
 def test_a_checkpoint_without_masks_is_refused(tmp_path):

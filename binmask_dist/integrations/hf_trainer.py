@@ -60,7 +60,7 @@ class BinMaskCallback(TrainerCallback):
         self.log_layers = log_layers
         self._trainer: Trainer | None = None
         self._binmask: BinMask | None = None
-        self._settings: dict[str, Any] = {}
+        self._settings: list[dict[str, Any]] = []  # of each masked group
         self._epochs_now = 1  # `epochs`, or the Trainer's
 
     @property
@@ -126,8 +126,10 @@ class BinMaskCallback(TrainerCallback):
             raise ValueError("the training data has no length and so no epochs: give BinMaskCallback(epochs=...)")
         self._epochs_now = self.epochs or state.num_train_epochs
         _check_epochs(self._epochs_now, self.freeze_epochs)
-        for group in self.binmask.masked_groups:
-            group.update(self._settings, epochs=self._epochs_now - self.freeze_epochs)
+        for group, settings in zip(self.binmask.masked_groups, self._settings, strict=True):
+            group.update(settings, epochs=self._epochs_now - self.freeze_epochs)
+        if self.freeze_epochs and state.global_step > 0:  # which are the last epochs now, `on_step_begin` knows
+            self.binmask.unfreeze()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -158,8 +160,7 @@ class BinMaskCallback(TrainerCallback):
         assert trainer.model is not None
         # the Trainer may not have counted its epochs yet: `on_train_begin` sets them
         self._binmask = patch(trainer.model, optimizer, epochs=1, **self.options)
-        group = self._binmask.masked_groups[0]
-        self._settings = {key: group[key] for key in SETTINGS}
+        self._settings = [{key: group[key] for key in SETTINGS} for group in self._binmask.masked_groups]
         trainer.optimizer = self._binmask
         return self._binmask
 

@@ -198,12 +198,15 @@ def reshard(model: nn.Module) -> None:
 
 def runs_under_zero(param_groups: Sequence[dict], model: nn.Module | None) -> bool:
     """Whether DeepSpeed ZeRO has taken over the optimizer's parameters: the first of the model's like all others."""
-    names = (name for group in param_groups for name in group["param_names"] if not name.startswith(NOT_IN_MODEL))
-    name = next(names, None)
-    if model is None or name is None:
+    if model is None:
         return False
-    param = model.get_parameter(name)
-    return hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer")
+    for name in (name for group in param_groups for name in group["param_names"]):
+        try:
+            param = model.get_parameter(name)
+        except AttributeError:  # it never was in the model, or its module was taken out (LoRA, when it is merged)
+            continue
+        return hasattr(param, "_hp_mapping") or hasattr(param, "_z3_optimizer")
+    return False
 
 
 def _fragment(name: str, param: Any, group: dict) -> Fragment:

@@ -17,6 +17,7 @@ from binmask_dist.method.targets import Plan, make_plan
 
 GAMMA = 0.9  # of the smoothed masks of inputs
 WORTH_COMPILING = 2**20  # masked weights; with fewer, compiling takes longer than it can save
+OF_GROUPS = ("lam", "mask_lr", "mask_lr_final")  # what a group of the optimizer may say itself, like its lr
 
 
 def patch(
@@ -44,8 +45,9 @@ def patch(
     """Train `model` with BinMask: give the result to `accelerator.prepare` in place of `optimizer`.
 
     Masked weights get groups of their own, which carry the masks' hyper-parameters: to change lam or the rate during
-    training set `lam` or `mask_lr_initial` in `masked_groups`. Call before `prepare`, and make learning-rate schedulers
-    afterwards, from what this returns.
+    training set `lam` or `mask_lr_initial` in `masked_groups`. A group of `optimizer` that has `lam`, `mask_lr` or
+    `mask_lr_final` itself, as it may have its own lr, keeps them. Call before `prepare`, and make learning-rate
+    schedulers afterwards, from what this returns.
 
     lam            penalty for each weight that is on
     epochs         E of Algorithm 1: how many epochs training will take
@@ -69,6 +71,7 @@ def patch(
     _check_optimizer(model, optimizer)
     _check(lam=lam, epochs=epochs, alpha0=alpha0, alpha1=alpha1, warmup=warmup, max_grad_norm=max_grad_norm)
     _check_rates(mask_lr, mask_lr_final, mask_betas, mask_eps)
+    _check_switches(check_finite=check_finite, from_zeros=from_zeros, compile=compile is None or compile)
     input_lam = lam if input_lam is None else input_lam
     _check_penalty("input_lam", input_lam)
     _check_start("input_alpha0", input_alpha0, alpha1)
@@ -103,6 +106,7 @@ def patch(
         "skipped_steps": 0,
         "grad_norm": None,
     }
+    _check_groups(optimizer, hyper_parameters)
     # fixed: U leaves W at one
     of_inputs = {
         **hyper_parameters,
@@ -134,8 +138,15 @@ def _split_groups(
                 part_names, params = (list(column) for column in zip(*part, strict=True))
                 # a learning rate in a tensor is scaled in place by schedulers, in each group of its own
                 own = {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
-                groups.append({**own, "params": params, "param_names": part_names, **extra})
+                masking = {**extra, **_said_by(group)} if extra else {}
+                groups.append({**own, "params": params, "param_names": part_names, **masking})
     optimizer.param_groups = groups
+
+
+def _said_by(group: dict[str, Any]) -> dict[str, float]:
+    """The masks' hyper-parameters that the group has brought along."""
+    said = {key: float(group[key]) for key in OF_GROUPS if key in group}
+    return {**said, "mask_lr_initial": said["mask_lr"]} if "mask_lr" in said else said
 
 
 def _unwrapped(model: Any) -> Any:
@@ -182,6 +193,25 @@ def _check_optimizer(model: Any, optimizer: Any) -> None:
         )
 
 
+def _check_groups(optimizer: Optimizer, hyper_parameters: dict[str, Any]) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        for key in sorted(group.keys() & hyper_parameters.keys()):
+            if key in optimizer.defaults:
+                if key == "max_grad_norm":  # of LAMB, which reads it in its defaults
+                    continue
+                raise ValueError(
+                    f"{type(optimizer).__name__} has a hyper-parameter that is called {key!r}, as one of the masks is: "
+                    "they would take each other's place in the groups"
+                )
+            if key not in OF_GROUPS:
+                raise ValueError(
+                    f"group {index} of the optimizer has {key!r}: a group may have {', '.join(OF_GROUPS)} of its own; "
+                    "the others are the same for all masks, and for patch to be told"
+                )
+            check = _check_penalty if key == "lam" else _check_rate
+            check(f"{key} of group {index}", group[key])
+
+
 def _check(*, lam: Any, epochs: Any, alpha0: float, alpha1: float, warmup: float, max_grad_norm: float | None) -> None:
     _check_penalty("lam", lam)
     if isinstance(epochs, bool) or not isinstance(epochs, Integral) or epochs < 1:
@@ -210,12 +240,22 @@ def _check_rates(mask_lr: float, mask_lr_final: float, mask_betas: tuple[float, 
         raise ValueError(
             f"mask_eps must be positive, not {mask_eps!r}: weights without a gradient would divide by zero"
         )
-    for name, rate in (("mask_lr", mask_lr), ("mask_lr_final", mask_lr_final)):
-        if not (_is_number(rate) and rate >= 0):
-            raise ValueError(f"{name} must be a finite number, 0 or more, not {rate!r}")
+    _check_rate("mask_lr", mask_lr)
+    _check_rate("mask_lr_final", mask_lr_final)
     are_two = isinstance(mask_betas, tuple | list) and len(mask_betas) == 2
     if not (are_two and all(_is_number(beta) and 0 <= beta < 1 for beta in mask_betas)):
         raise ValueError(f"mask_betas must be two numbers in [0, 1), not {mask_betas!r}")
+
+
+def _check_switches(**switches: Any) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):  # the word "False" would be taken for yes
+            raise ValueError(f"{name} must be True or False, not {value!r}")
+
+
+def _check_rate(name: str, rate: Any) -> None:
+    if not (_is_number(rate) and rate >= 0):
+        raise ValueError(f"{name} must be a finite number, 0 or more, not {rate!r}")
 
 
 def _is_number(value: Any) -> bool:

@@ -54,8 +54,7 @@ class MaskedOptimizer(Optimizer):
 
     def __init__(self, inner: Optimizer, plan: Plan, model: nn.Module) -> None:
         # Optimizer.__init__ would make groups and a state of its own; __setstate__ makes the hooks only.
-        super().__setstate__({"inner": inner, "plan": plan, "model": model})
-        inner.register_step_pre_hook(_refuse_to_step_alone)
+        self.__setstate__({"inner": inner, "plan": plan, "model": model})
 
     # One state and one list of groups, the inner optimizer's. Engines assign them.
 
@@ -94,9 +93,9 @@ class MaskedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        if "param_names" not in param_group and all(isinstance(param, Tensor) for param in params):
-            names = parameter_names(self.model, params, len(self.param_groups))
-            param_group = {**param_group, "params": params, "param_names": names}
+        params = [param[1] if isinstance(param, tuple) else param for param in params]  # of named_parameters()
+        names = parameter_names(self.model, params, len(self.param_groups))
+        param_group = {"param_names": names, **param_group, "params": params}
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,6 +130,10 @@ class MaskedOptimizer(Optimizer):
         # The model is the caller's to copy or to pickle. Hooks stay behind, and so does the `step` that a scheduler
         # has put on this instance, which belongs to this one.
         return {"inner": self.inner, "plan": self.plan, "model": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.inner.register_step_pre_hook(_refuse_to_step_alone)  # a copy comes without the hooks of the original
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
