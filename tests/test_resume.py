@@ -347,6 +347,7 @@ def test_what_one_process_alone_has_met_is_said_and_what_all_have_met_once(tmp_p
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert told == ["error: all of us", "error in process 1: only me"]
+    assert "[rank0]: Traceback" not in done.stderr  # it was waiting for the other process
 
 
 def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:
