@@ -25,7 +25,7 @@ import binmask_dist
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.loop import Interrupted, Loop
-from binmask_dist.training.main import accelerator_for
+from binmask_dist.training.main import accelerator_for, main
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.tasks.base import RunError
 
@@ -274,6 +274,22 @@ def test_a_signal_on_a_full_disk_does_not_say_saved(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Progress, "step", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="interrupted, and could not be saved; --resume goes on"):
         train_here(tmp_path, "stopped")
+
+
+def test_ctrl_c_outside_of_the_loop_ends_as_inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr("binmask_dist.training.main.train", pressed)
+    for of_the_process in ("keep_freed_memory", "end_with_the_launcher"):
+        monkeypatch.setattr(f"binmask_dist.training.main.{of_the_process}", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        main(TrainConfig())
+    assert left.value.code == 130
+    assert capsys.readouterr().out == "interrupted before the first step or after the last; --resume auto goes on\n"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
