@@ -252,7 +252,7 @@ def test_old_checkpoints_go_and_a_full_disk_destroys_none(tmp_path: Path, monkey
     folder = train_here(tmp_path, "kept", epochs=3, keep_checkpoints=2)
     assert [path.parent.name for path in checkpoints(folder)] == ["step-00000044", "step-00000066"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(RunError, match=r"3 checkpoints need .* GiB and .* has 0.0 left"):
+    with pytest.raises(RunError, match=r"3 checkpoints need 30 MiB and .* has 0 left"):
         train_here(tmp_path, "full")
 
 
