@@ -171,6 +171,15 @@ def resume(folder: Path) -> dict:
     return results
 
 
+def evaluate_first(folder: Path) -> dict:
+    """As before fine-tuning."""
+    trainer, callback = make_trainer(folder / "evaluated", save_strategy="no")
+    trainer.evaluate()
+    trainer.train()
+    callback.binmask.check_sync()
+    return dict(sparsity=callback.binmask.sparsity())
+
+
 def refusals(folder: Path) -> dict:
     """Engines that would lose the masks, or are not what was asked for."""
     zero = engine_arguments("zero2")["deepspeed"]
@@ -188,7 +197,7 @@ def refusals(folder: Path) -> dict:
     return results
 
 
-JOBS = {job.__name__: job for job in (learn, resume, refusals)}
+JOBS = {job.__name__: job for job in (learn, resume, evaluate_first, refusals)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
