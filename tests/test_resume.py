@@ -25,7 +25,7 @@ import binmask_dist
 from binmask_dist.training.checkpoints import Checkpoints
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.loop import Interrupted, Loop
-from binmask_dist.training.main import accelerator_for
+from binmask_dist.training.main import accelerator_for, main
 from binmask_dist.training.progress import Progress
 from binmask_dist.training.tasks.base import RunError
 
@@ -258,7 +258,7 @@ def test_old_checkpoints_go_and_a_full_disk_destroys_none(tmp_path: Path, monkey
     folder = train_here(tmp_path, "kept", epochs=3, keep_checkpoints=2)
     assert [path.parent.name for path in checkpoints(folder)] == ["step-00000044", "step-00000066"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(RunError, match=r"3 checkpoints need .* GiB and .* has 0.0 left"):
+    with pytest.raises(RunError, match=r"3 checkpoints need 30 MiB and .* has 0 left"):
         train_here(tmp_path, "full")
 
 
@@ -280,6 +280,22 @@ def test_a_signal_on_a_full_disk_does_not_say_saved(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Progress, "step", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="interrupted, and could not be saved; --resume goes on"):
         train_here(tmp_path, "stopped")
+
+
+def test_ctrl_c_outside_of_the_loop_ends_as_inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr("binmask_dist.training.main.train", pressed)
+    for of_the_process in ("keep_freed_memory", "end_with_the_launcher"):
+        monkeypatch.setattr(f"binmask_dist.training.main.{of_the_process}", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        main(TrainConfig())
+    assert left.value.code == 130
+    assert capsys.readouterr().out == "interrupted before the first step or after the last; --resume auto goes on\n"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
@@ -353,6 +369,7 @@ def test_what_one_process_alone_has_met_is_said_and_what_all_have_met_once(tmp_p
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert told == ["error: all of us", "error in process 1: only me"]
+    assert "[rank0]: Traceback" not in done.stderr  # it was waiting for the other process
 
 
 def test_an_unwritable_folder_is_found_before_training(tmp_path: Path) -> None:

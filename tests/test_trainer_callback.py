@@ -328,6 +328,10 @@ def test_two_ranks_learn_the_masks_of_one_process(ranks, accumulation, tmp_path)
     assert [row["step"] for row in result["history"] if "sparsity" in row and "loss" in row] == list(range(3, 25, 3))
 
 
+def test_two_ranks_train_together_what_was_evaluated_before(ranks):
+    assert results(ranks, "evaluate_first")["sparsity"] > 0.3
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_ranks_resume_bit_for_bit(ranks, engine):
     result = results(ranks, "resume")[engine]

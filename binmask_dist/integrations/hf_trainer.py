@@ -23,7 +23,7 @@ from accelerate.utils import parse_flag_from_env
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from binmask_dist.engines.accelerator import check_deepspeed_config, check_in_charge
+from binmask_dist.engines.accelerator import SHARDING, check_deepspeed_config, check_in_charge
 from binmask_dist.method import readout
 from binmask_dist.method.layout import placements
 from binmask_dist.method.optimizer import BinMask
@@ -158,11 +158,24 @@ class BinMaskCallback(TrainerCallback):
                 "(DeepSpeed does so when train() is called again); make a new Trainer and use resume_from_checkpoint"
             )
         assert trainer.model is not None
+        _forget_evaluation(trainer)
         # the Trainer may not have counted its epochs yet: `on_train_begin` sets them
         self._binmask = patch(trainer.model, optimizer, epochs=1, **self.options)
         self._settings = [{key: group[key] for key in SETTINGS} for group in self._binmask.masked_groups]
         trainer.optimizer = self._binmask
         return self._binmask
+
+
+def _forget_evaluation(trainer: Trainer) -> None:
+    """`evaluate` before `train` leaves a model that Accelerate takes for prepared, and would not wrap for DDP again.
+
+    Then every rank would train by its own gradients, and learn masks of its own.
+    """
+    model, accelerator = trainer.model, trainer.accelerator
+    if trainer.model_wrapped is model and accelerator.distributed_type not in SHARDING:
+        accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # it would be wrapped in a second one
+        accelerator._models.clear()
+        vars(model).pop("_is_accelerate_prepared", None)
 
 
 def _has_masks(binmask: BinMask) -> bool:

@@ -58,7 +58,7 @@ class Checkpoints:
         free, needed = shutil.disk_usage(existing).free, bytes_per_checkpoint * count
         if free < needed:
             raise RunError(
-                f"{count} checkpoints need {needed / 2**30:.1f} GiB and {existing} has {free / 2**30:.1f} left; "
+                f"{count} checkpoints need {needed / 2**20:,.0f} MiB and {existing} has {free / 2**20:,.0f} left; "
                 "free some, or point --run_root to another disk"
             )
 

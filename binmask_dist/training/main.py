@@ -1,5 +1,6 @@
 """The training job, top to bottom."""
 
+import signal
 import warnings
 
 from accelerate import Accelerator
@@ -37,6 +38,9 @@ def main(config: TrainConfig) -> None:
     except Interrupted as interruption:
         accelerator.print(interruption, flush=True)
         raise SystemExit(interruption.exit_code) from None
+    except KeyboardInterrupt:
+        accelerator.print("interrupted before the first step or after the last; --resume auto goes on", flush=True)
+        raise SystemExit(128 + signal.SIGINT) from None
     accelerator.end_training()
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from binmask_dist.engines.accelerator import EngineError
 from binmask_dist.training.tasks.base import RunError
 
-TOLD = "binmask_dist: what the main process says is wrong"
+TOLD = "binmask_dist: what the process that ended first said is wrong"
 PATIENCE = timedelta(seconds=3)
 
 
@@ -29,7 +29,10 @@ def made_or_told(make: Callable[[], Accelerator]) -> Accelerator:
 
 @contextmanager
 def told_in_a_sentence(accelerator: Accelerator) -> Iterator[None]:
-    """A RunError inside the block ends the process with exit code 1 and its text, without a traceback."""
+    """A RunError inside the block ends the process with exit code 1 and its text, without a traceback.
+
+    So does what torch raises in a process that was waiting for one which has ended so.
+    """
     try:
         yield
     except RunError as error:
@@ -37,6 +40,10 @@ def told_in_a_sentence(accelerator: Accelerator) -> Iterator[None]:
             where = "" if accelerator.is_main_process else f" in process {accelerator.process_index}"
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
+    except RuntimeError:
+        if _is_told():
+            raise SystemExit(1) from None
+        raise
 
 
 @contextmanager
@@ -56,11 +63,17 @@ def _main_process_tells(text: str, accelerator: Accelerator) -> bool:
     if not dist.is_initialized():
         return False
     store = dist.distributed_c10d._get_default_store()
-    try:
-        if accelerator.is_main_process:
-            store.set(TOLD, text)
-            return False
-        store.wait([TOLD], PATIENCE)
-        return store.get(TOLD).decode() == text
-    except RuntimeError:  # it has said nothing in time, or the store has gone with its process
-        return False
+    with suppress(RuntimeError):  # it has said nothing in time
+        if not accelerator.is_main_process:
+            store.wait([TOLD], PATIENCE)
+            return store.get(TOLD).decode() == text
+    with suppress(RuntimeError):  # the store has gone with its process
+        store.set(TOLD, text)
+    return False
+
+
+def _is_told() -> bool:
+    """Whether a process has ended with a sentence, which it says before its connections close."""
+    with suppress(RuntimeError):
+        return dist.is_initialized() and dist.distributed_c10d._get_default_store().check([TOLD])
+    return False

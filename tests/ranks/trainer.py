@@ -167,6 +167,15 @@ def resume(folder: Path) -> dict:
     return results
 
 
+def evaluate_first(folder: Path) -> dict:
+    """As before fine-tuning."""
+    trainer, callback = make_trainer(folder / "evaluated", save_strategy="no")
+    trainer.evaluate()
+    trainer.train()
+    callback.binmask.check_sync()
+    return dict(sparsity=callback.binmask.sparsity())
+
+
 def refusals(folder: Path) -> dict:
     """Engines that would lose the masks, or are not what was asked for."""
     zero = engine_arguments("zero2")["deepspeed"]
@@ -185,4 +194,4 @@ def refusals(folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    run_jobs(learn, resume, refusals)
+    run_jobs(learn, resume, evaluate_first, refusals)
