@@ -178,6 +178,12 @@ def test_files_of_all_kinds(numbers, tmp_path):
         scipy.io.savemat(tmp_path / "words.mat", {"x": x, "y": labels})
         assert read_table(tmp_path / "words.mat").y.tolist() == words.tolist()
 
+    frame.to_csv(tmp_path / "index.csv")
+    frame.sort_values("label").to_parquet(tmp_path / "rows.parquet")
+    for name in ("index.csv", "rows.parquet"):
+        with pytest.warns(UserWarning, match="the index of a pandas table"):
+            assert read_table(tmp_path / name).names == [f"c{i}" for i in range(16)]
+
     (tmp_path / "a.arff").write_text(ARFF.replace("?", "2"))
     table = read_table(tmp_path / "a.arff", target="Tissue", ignore=["ID_REF"])
     assert table.names == ["1007_s at", "b"] and table.x.tolist() == [[1.5, 2.0], [2.5, 300.0]]

@@ -3,6 +3,7 @@
 Words become ones and zeros, one column for each, which form a group and are chosen together.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,9 @@ import scipy.sparse as sp
 
 from binmask_dist.selection.arff import read_arff
 from binmask_dist.selection.rows import Matrix
+from binmask_dist.training.columns import USUAL_LABELS, is_index
 from binmask_dist.training.tasks.base import RunError, did_you_mean
 
-USUAL_TARGETS = ("label", "labels", "class", "target", "y")
 USUAL_INPUTS = ("x", "data", "features", "inputs")
 SVMLIGHT = (".svmlight", ".svm", ".libsvm")
 MOST_WORDS = 1000  # in a column that is made into one column for each of its words
@@ -160,6 +161,9 @@ def _from_columns(columns: dict[str, np.ndarray], target: str, ignore: Sequence[
     kept = {name: column for name, column in columns.items() if name not in ignore}
     goal = _target(list(kept), target)
     y = kept.pop(goal)
+    if index := [name for name in kept if is_index(name)]:
+        warnings.warn(f"the index of a pandas table, {', '.join(index)}, is no feature and is left out", stacklevel=2)
+        kept = {name: column for name, column in kept.items() if name not in index}
     if y.ndim > 1:
         raise RunError(f"the target column '{goal}' holds lists; give another --target")
     if y.dtype == object and any(value is None for value in y):
@@ -218,7 +222,7 @@ def _target(names: list[str], asked: str) -> str:
         if asked not in names and asked.lstrip("-").isdigit() and -len(names) <= int(asked) < len(names):
             return names[int(asked)]
         return _existing(names, asked, "target")
-    found = [name for name in names if name.lower() in USUAL_TARGETS]
+    found = [name for name in names if name.lower() in USUAL_LABELS]
     if len(found) != 1:
         problem = f"more than one column ({', '.join(found)})" if found else "no column has a usual name and"
         raise RunError(f"{problem} may be the target; give --target, a name or a place, among {_listed(names)}")
