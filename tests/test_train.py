@@ -312,6 +312,23 @@ def test_optimizers_by_name(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "arguments", "fused"),
+    [
+        ("sgd", {}, True),
+        ("AdamW", {}, True),
+        ("lion", {}, None),
+        ("RMSprop", {}, None),
+        ("Adam", {"foreach": True}, None),
+    ],
+)
+def test_optimizers_are_fused_where_there_is_such_a_form(name: str, arguments: dict, fused: bool | None) -> None:
+    model = torch.nn.Linear(2, 3)
+    config = TrainConfig(optimizer=name, optimizer_args=arguments)
+    assert make_optimizer(model, config, fused=True).param_groups[0].get("fused") is fused
+    assert not make_optimizer(model, config).param_groups[0].get("fused")
+
+
+@pytest.mark.parametrize(
     ("values", "text"),
     [
         ({"optimizer": "adamv"}, "no optimizer is called 'adamv'; did you mean"),

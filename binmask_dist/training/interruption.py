@@ -3,22 +3,32 @@
 import ctypes
 import signal
 import sys
-from collections.abc import Callable
+import time
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 PR_SET_PDEATHSIG = 1
+SECONDS = 0.2  # between two questions
+MOST_STEPS = 100
+LAST_STEP = 2**62  # later than any
 
 
 class Interruption:
-    """Remembers a signal. Launchers signal their processes one after the other, so they have to agree on the step."""
+    """Remembers a signal, and bad losses, until all processes have agreed on them.
 
-    def __init__(self) -> None:
+    Launchers signal their processes one after the other, and a loss may be bad on one of them alone. An answer takes as
+    long as the update of a small network, so they ask each other every so often only, all at the same step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self.signal = 0
         self.handlers: dict[int, Any] = {}
+        self.earliness = torch.zeros((), dtype=torch.int64, device=device)  # of a bad loss; 0: there was none
+        self.steps, self.interval, self.asked = 0, 1, time.perf_counter()
 
     def __enter__(self) -> "Interruption":
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -31,19 +41,25 @@ class Interruption:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
 
-    def agree(self, bad_loss: torch.Tensor) -> Callable[[], tuple[int, bool]]:
-        """Ask all processes, and go on. What is returned waits for the answer: the signal that any of them has got, or
-        0; and whether the loss of any of them is bad."""
-        both = torch.stack([torch.full_like(bad_loss, self.signal, dtype=torch.int32), bad_loss.int()])
-        asked = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True) if dist.is_initialized() else None
+    def agree(self, step: int, is_bad: Tensor, now: bool) -> tuple[int, int | None]:
+        """The signal that any process has got, or 0; and the first step since the last answer with a bad loss on any.
 
-        def answer() -> tuple[int, bool]:
-            if asked is not None:
-                asked.wait()
-            number, bad = both.tolist()
-            return number, bool(bad)
-
-        return answer
+        `now`: ask at this step, however short ago that was.
+        """
+        self.earliness = torch.maximum(self.earliness, is_bad * (LAST_STEP - step))
+        self.steps += 1
+        if self.steps < self.interval and not now:
+            return 0, None
+        seconds = time.perf_counter() - self.asked
+        interval = min(int(self.steps * SECONDS / seconds), MOST_STEPS)
+        # the largest of each: of intervals the smallest
+        answer = torch.stack([self.earliness, *torch.tensor([self.signal, -interval], device=self.earliness.device)])
+        if dist.is_initialized():
+            dist.all_reduce(answer, dist.ReduceOp.MAX)
+        earliness, number, negative = answer.tolist()
+        self.earliness = torch.zeros_like(self.earliness)
+        self.steps, self.interval, self.asked = 0, -negative, time.perf_counter()
+        return number, LAST_STEP - earliness if earliness else None
 
 
 def end_with_the_launcher() -> None:

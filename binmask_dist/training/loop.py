@@ -105,7 +105,7 @@ class Loop:
         resume_step = None if resumed is None else self.position.step
         self.tracking = Tracking(folder.path, config, accelerator, resume_step, self.position.epoch)
         self.progress = Progress(self.epochs, self.steps_per_epoch, accelerator, self.position.step)
-        self.interruption = Interruption()
+        self.interruption = Interruption(accelerator.device)
         self.signal = 0
         self.measured = ("loss", *task.training_metrics)  # of every step
         # over steps that are not yet in the position
@@ -171,13 +171,12 @@ class Loop:
             seed_everything(config.seed, position.step, part, self.accelerator.process_index)
             with self.accelerator.accumulate(self.model):
                 means += self._pass(batch) / config.accumulation
-                if part == config.accumulation - 1:  # the answer travels while the weights are updated
-                    answer = self.interruption.agree(~means[0].isfinite())
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        self.signal, is_bad = answer()
-        if is_bad:
-            self._bad_loss(buffers)
+        now = config.on_nan == "skip" or self._is_seen()
+        self.signal, bad_step = self.interruption.agree(position.step, ~means[0].isfinite(), now)
+        if bad_step is not None:
+            self._bad_loss(bad_step, buffers)
         else:
             self.sums += means
             position.epoch_good_steps += 1
@@ -195,20 +194,24 @@ class Loop:
             measured.append(torch.stack([means[name].detach() for name in self.measured]))
         return torch.stack(measured).mean(dim=0) if samples > 1 else measured[0]
 
-    def _bad_loss(self, buffers: list[Tensor]) -> None:
-        self._stop_if_asked("the loss")
+    def _is_seen(self) -> bool:
+        """Whether something is recorded or saved after the present step: a bad loss must be known before."""
+        step, every = self.position.step + 1, (self.config.log_every, self.config.checkpoint_every)
+        is_last = self.position.step_in_epoch + 1 == self.steps_per_epoch
+        return is_last or any(number and step % number == 0 for number in every)
+
+    def _bad_loss(self, step: int, buffers: list[Tensor]) -> None:
+        self._stop_if_asked("the loss", step)
         for buffer, before in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(before)  # running statistics that have seen a NaN stay NaN
 
-    def _stop_if_asked(self, what: str) -> None:
+    def _stop_if_asked(self, what: str, step: int) -> None:
         if self.config.on_nan == "stop":
             if self.checkpoints.exist:
                 advice = "the last good checkpoint is kept: go on from it with --resume --on_nan skip, or start anew"
             else:
                 advice = "there is no checkpoint yet: start anew under another --name,"
-            raise RunError(
-                f"{what} is NaN or inf at step {self.position.step}; {advice} with a lower --lr or with --clip"
-            )
+            raise RunError(f"{what} is NaN or inf at step {step}; {advice} with a lower --lr or with --clip")
 
     def _after_step(self) -> None:
         config, position = self.config, self.position
@@ -230,7 +233,7 @@ class Loop:
         self._fold_sums()
         judged = self._evaluate(self.judge, self.judge_loader)
         if not math.isfinite(judged[f"{self.judge}_loss"]):  # the last step was too far, and must not be saved as good
-            self._stop_if_asked(f"the {self.judge} loss")
+            self._stop_if_asked(f"the {self.judge} loss", position.step)
         record = {
             "kind": "epoch",
             "phase": "train" if position.epoch < self.config.epochs else "fine-tune",

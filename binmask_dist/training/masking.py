@@ -26,7 +26,9 @@ def attach_method(model: nn.Module, config: TrainConfig, accelerator: Accelerato
     if plugin is not None and has_running_statistics and accelerator.mixed_precision in ("bf16", "fp16"):
         # DeepSpeed casts parameters alone, and batch normalisation wants its statistics in their precision
         plugin.deepspeed_config.setdefault("data_types", {}).setdefault("buffer_dtype", accelerator.mixed_precision)
-    optimizer = make_optimizer(model, config)
+    # GPUs have fast forms by themselves; on a CPU torch goes from one small weight to the next
+    whole_on_cpu = accelerator.device.type == "cpu" and accelerator.distributed_type not in SHARDING
+    optimizer = make_optimizer(model, config, fused=whole_on_cpu)
     try:
         if config.method != "binmask":
             return make_method(config.method, model, optimizer, settings(config, steps, limit))

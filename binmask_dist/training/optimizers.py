@@ -4,6 +4,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import timm.optim
 import torch
@@ -13,21 +14,27 @@ from torch.optim import Optimizer
 from binmask_dist.training.config import TrainConfig
 from binmask_dist.training.tasks.base import RunError, did_you_mean
 
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """A class of torch.optim, spelt as torch does (SGD), or a name in timm's factory (sgd)."""
+
+def make_optimizer(model: nn.Module, config: TrainConfig, fused: bool = False) -> Optimizer:
+    """A class of torch.optim, spelt as torch does (SGD), or a name in timm's factory (sgd).
+
+    `fused`: in torch's fused form, if there is one and optimizer_args do not ask for another.
+    """
     torch_names = [name for name in torch.optim.__all__ if name not in ("Optimizer", "SparseAdam")]
     timm_names = timm.optim.list_optimizers()
     if config.optimizer == "adahessian":
         raise RunError("the optimizer 'adahessian' needs second derivatives, which are not computed here; take adamw")
     try:
         if config.optimizer in torch_names:
-            _check_arguments(config, getattr(torch.optim, config.optimizer))
+            made_by = getattr(torch.optim, config.optimizer)
+            _check_arguments(config, made_by)
             groups = timm.optim.param_groups_weight_decay(model, config.weight_decay)
-            arguments = dict(config.optimizer_args)
+            arguments = _arguments(config, made_by, fused)
             if config.optimizer in ("SGD", "RMSprop"):
                 arguments.setdefault("momentum", config.momentum)
-            return getattr(torch.optim, config.optimizer)(groups, lr=config.lr, **arguments)
+            return made_by(groups, lr=config.lr, **arguments)
         if config.optimizer in timm_names:
             made_by = timm.optim.get_optimizer_class(config.optimizer, bind_defaults=False)
             _check_arguments(config, made_by, timm.optim.create_optimizer_v2)
@@ -37,7 +44,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
                 lr=config.lr,
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
-                **config.optimizer_args,
+                **_arguments(config, made_by, fused),
             )
     except (AssertionError, IndexError, TypeError, ValueError) as error:
         given = f" with optimizer_args {config.optimizer_args}" if config.optimizer_args else ""
@@ -46,6 +53,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     near = difflib.get_close_matches(config.optimizer, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "see timm.optim.list_optimizers() and torch.optim"
     raise RunError(f"no optimizer is called {config.optimizer!r}; {hint}")
+
+
+def _arguments(config: TrainConfig, made_by: Any, fused: bool) -> dict[str, Any]:
+    own = config.optimizer_args
+    return {"fused": True, **own} if fused and made_by in FUSED and "foreach" not in own else dict(own)
 
 
 def _check_arguments(config: TrainConfig, *takers: Callable) -> None:
