@@ -20,7 +20,7 @@ def evaluate(
     """The task's metrics, under names that start with the part's: test_accuracy."""
     model.eval()
     for buffer in model.buffers():
-        broadcast(buffer)  # as DDP does: elsewhere processes keep running statistics of their own, and one set is saved
+        broadcast(buffer)  # processes have running statistics of their own, and the main one's are saved
     batches = []
     for batch in loader:
         # it drops what Accelerate repeated to give every process the same number of examples

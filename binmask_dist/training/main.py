@@ -4,7 +4,7 @@ import signal
 import warnings
 
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from binmask_dist import make_accelerator
@@ -50,6 +50,8 @@ def accelerator_for(config: TrainConfig) -> Accelerator:
         gradient_accumulation_steps=config.accumulation,
         dynamo_backend="inductor" if config.compile else None,
         dataloader_config=DataLoaderConfiguration(non_blocking=True, dispatch_batches=False),
+        # evaluation takes the main process's running statistics, and training those of the batch: none need travel
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)],
     )
 
 
