@@ -22,6 +22,9 @@ from binmask_dist.training.run_folder import RunFolder
 from binmask_dist.training.tasks import make_task
 from binmask_dist.training.tasks.base import RunError
 
+# Evaluation takes the main process's running statistics, and training those of the batch: none need travel.
+DDP = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+
 
 @record  # so that the launcher shows the error of the process that failed first
 def main(config: TrainConfig) -> None:
@@ -50,8 +53,7 @@ def accelerator_for(config: TrainConfig) -> Accelerator:
         gradient_accumulation_steps=config.accumulation,
         dynamo_backend="inductor" if config.compile else None,
         dataloader_config=DataLoaderConfiguration(non_blocking=True, dispatch_batches=False),
-        # evaluation takes the main process's running statistics, and training those of the batch: none need travel
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)],
+        kwargs_handlers=[DDP],
     )
 
 
