@@ -278,6 +278,20 @@ def test_a_table_with_a_compiled_model(tmp_path: Path) -> None:
     assert names == load_file(plain / "model" / "model.safetensors").keys()  # those of the model itself
 
 
+def test_a_table_that_is_streamed_to_two_processes(tmp_path: Path) -> None:
+    rows = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
+    rows[:450].to_csv(tmp_path / "train.csv")
+    rows[450:].to_csv(tmp_path / "test.csv")
+    values = dict(task="tabular", dataset=str(tmp_path / "train.csv"), test_split=str(tmp_path / "test.csv"))
+    values |= dict(streaming=True, steps_per_epoch=14, batch_size=32, workers=1)
+    values |= dict(model="mlp_tanh", optimizer="adamw", lr=0.02)
+    done = run(*options(run_root=tmp_path, name="streamed", **SHORT, **values), config="cpu2")
+    assert done.returncode == 0, done.stderr
+    reported = result(tmp_path / "streamed")
+    assert (reported["processes"], reported["test_examples"]) == (2, len(rows) - 450)
+    assert reported["test_auc"] > 0.98
+
+
 def test_shards(tmp_path: Path) -> None:
     """With all that writes to parameters behind the engine's back: an average, and the best epoch loaded at the end."""
     engine = "fsdp2"
